@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvshard/copy_engine.hpp"
+#include "kvshard/export.hpp"
+#include "kvshard/result.hpp"
+
+namespace kvshard {
+
+/// Element types of a KV cache. Only compared, never converted. The values travel on the wire.
+enum class ElementType : std::uint8_t { f32 = 1, f16 = 2, bf16 = 3, f8_e4m3 = 4, f8_e5m2 = 5, i8 = 6, u8 = 7 };
+
+/// Which index runs slower within a page: tokens ([token][head]) or heads ([head][token]).
+enum class PageOrder : std::uint8_t { token_major = 1, head_major = 2 };
+
+KVSHARD_EXPORT std::string_view to_string(ElementType type) noexcept;
+KVSHARD_EXPORT std::string_view to_string(PageOrder order) noexcept;
+
+/// Buffers that share one page shape: main KV, indexer keys, a draft model's KV. All groups of a pool are
+/// indexed by the same local page ids. Latent KV (MLA) is one head in one buffer per layer.
+///
+/// Units: sizes and strides in bytes; page_size in tokens. A stride of 0 means packed in `order`.
+struct BufferGroup {
+  std::string name{"kv"};
+  std::uint32_t layers{0};
+  std::uint32_t buffers_per_layer{2};  ///< 2: K and V; 1: latent, or K and V interleaved
+  ElementType element_type{ElementType::bf16};
+  std::uint32_t heads{0};              ///< KV heads that this rank holds
+  std::uint32_t head_bytes{0};         ///< one token's row of one head in one buffer
+  PageOrder order{PageOrder::token_major};
+  std::uint32_t page_size{0};
+  std::uint64_t token_stride{0};
+  std::uint64_t head_stride{0};
+  std::uint64_t page_stride{0};
+  std::uint32_t page_count{0};         ///< physical pages of this rank, padding page 0 included
+
+  [[nodiscard]] constexpr std::uint32_t buffers() const noexcept { return layers * buffers_per_layer; }
+  /// Payload bytes of one page in one buffer.
+  [[nodiscard]] constexpr std::uint64_t page_bytes() const noexcept {
+    return std::uint64_t{page_size} * heads * head_bytes;
+  }
+  friend bool operator==(const BufferGroup&, const BufferGroup&) = default;
+};
+
+/// What one rank's pool looks like, as declared to its peers; nothing is inferred from shapes.
+struct Geometry {
+  std::string model_id;  ///< any string; both sides must use the same
+  std::vector<BufferGroup> groups;
+
+  friend bool operator==(const Geometry&, const Geometry&) = default;
+};
+
+/// A rank's pool: its geometry, and where its buffers start.
+///
+/// Shapes:  buffers[g] has groups[g].buffers() pointers, layer-major: layer 0's buffers, then layer 1's.
+///          Page p of a buffer starts at p * page_stride.
+/// Owns:    nothing; the engine's memory must outlive the rank that was given the pool.
+struct Pool {
+  Geometry geometry;
+  std::vector<std::vector<std::byte*>> buffers;
+};
+
+/// Limits of what a geometry may declare; a peer that exceeds one is refused.
+inline constexpr std::uint32_t kMaxBufferGroups = 16;
+inline constexpr std::uint32_t kMaxBuffers = 4096;
+inline constexpr std::size_t kMaxNameBytes = 256;
+
+/// Whether a geometry describes a possible pool. Errors: invalid_argument naming group, field and value.
+KVSHARD_EXPORT Status validate(const Geometry& geometry);
+/// Also checks that `buffers` fits the geometry and holds no null.
+KVSHARD_EXPORT Status validate(const Pool& pool);
+
+/// Whether pages move from a prefill pool to a decode pool: everything that gives bytes their meaning is
+/// equal. Strides, order and page counts may differ.
+/// Errors: failed_precondition naming the first field that differs, with both values.
+KVSHARD_EXPORT Status check_compatible(const Geometry& prefill, const Geometry& decode);
+
+/// How `side`'s pages are read or written so that a slot means the same to both: rows in [token][head]
+/// order, or in [head][token] order when both pools are packed head-major and so whole pages can be copied.
+/// Requires check_compatible(). Pass the same pair on both sides; `side` is one of the two.
+KVSHARD_EXPORT FragmentShape page_shape(const BufferGroup& side, const BufferGroup& prefill,
+                                        const BufferGroup& decode) noexcept;
+
+/// The geometry's fields as (name, value) text, for a registry and for people. Group fields are named
+/// "<group name>.<field>". Only fields that check_compatible() compares.
+KVSHARD_EXPORT std::vector<std::pair<std::string, std::string>> describe(const Geometry& geometry);
+
+}  // namespace kvshard
