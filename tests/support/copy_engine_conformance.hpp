@@ -1,0 +1,685 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "copy/allocation_count.hpp"
+#include "kvshard/copy_engine.hpp"
+
+// One suite that every copy engine passes. A test program links copy/allocation_count.cpp, makes a
+// CopyTestBed for its kind of memory, and instantiates CopyEngineConformance with it.
+//
+// The oracle moves one byte at a time. Every comparison is of whole arenas, so each byte that no
+// fragment covers is a canary.
+namespace kvshard::test {
+
+/// An engine, and memory that it can copy.
+class CopyTestBed {
+ public:
+  virtual ~CopyTestBed() = default;
+  virtual CopyEngine& engine() = 0;
+  /// Aligned to 256 bytes at least; lives as long as the bed.
+  virtual std::byte* allocate(std::size_t bytes) = 0;
+  virtual void write(std::byte* to, std::span<const std::byte> from) = 0;
+  virtual void read(std::span<std::byte> to, const std::byte* from) = 0;
+};
+
+struct CopyEngineUnderTest {
+  std::string name;
+  std::unique_ptr<CopyTestBed> (*make)();
+  /// Why this machine cannot run it; none when it can.
+  std::optional<std::string> (*missing)();
+  /// Scales the big cases: the GPU moves more, a sanitizer less.
+  std::size_t big_bytes{std::size_t{6} << 20};
+};
+
+inline void PrintTo(const CopyEngineUnderTest& engine, std::ostream* out) {
+  *out << engine.name;
+}
+
+/// Memory that the engine copies, and what should be in it.
+class Arena {
+ public:
+  Arena(CopyTestBed& bed, std::size_t bytes, std::mt19937_64& random)
+      : bed_{bed}, memory_{bed.allocate(bytes)}, expected_(bytes) {
+    refill(random);
+  }
+  void refill(std::mt19937_64& random) {
+    for (std::byte& byte : expected_) byte = static_cast<std::byte>(random());
+    upload();
+  }
+  void upload() { bed_.write(memory_, expected_); }
+  [[nodiscard]] std::byte* memory() const { return memory_; }
+  [[nodiscard]] std::vector<std::byte>& expected() { return expected_; }
+  /// The first byte that is not as expected.
+  [[nodiscard]] testing::AssertionResult matches() const {
+    std::vector<std::byte> found(expected_.size());
+    bed_.read(found, memory_);
+    const auto [want, have] = std::ranges::mismatch(expected_, found);
+    if (want == expected_.end()) return testing::AssertionSuccess();
+    return testing::AssertionFailure()
+           << "byte " << want - expected_.begin() << " of " << expected_.size() << " is "
+           << std::to_integer<int>(*have) << ", expected " << std::to_integer<int>(*want);
+  }
+
+ private:
+  CopyTestBed& bed_;
+  std::byte* memory_;
+  std::vector<std::byte> expected_;
+};
+
+class CountingListener final : public CopyListener {
+ public:
+  void copy_done(Status status) noexcept override {
+    ++calls;
+    ok = status.ok();
+    if (!ok) {
+      code = status.error().code;
+      message = status.error().message;
+    }
+  }
+  int calls{0};
+  bool ok{false};
+  ErrorCode code{};
+  std::string message;
+};
+
+/// Fragments of one shape in an arena, as offsets from its start.
+struct BatchPlan {
+  std::vector<std::uint64_t> buffers;
+  std::vector<std::uint64_t> offsets;
+  FragmentShape shape;
+};
+
+/// Batches, with the spans that a CopyJob borrows.
+class JobPlan {
+ public:
+  JobPlan(std::vector<BatchPlan> plans, std::byte* pool) : plans_{std::move(plans)} {
+    for (const BatchPlan& plan : plans_) {
+      auto& buffers = buffers_.emplace_back();
+      for (const std::uint64_t at : plan.buffers) buffers.push_back(pool + at);
+      batches_.push_back({buffers, plan.offsets, plan.shape});
+      bytes_ += batches_.back().bytes();
+    }
+  }
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+  [[nodiscard]] std::span<const FragmentBatch> batches() const { return batches_; }
+
+  /// Calls visit(pool_offset, payload_offset) for every byte, in slot order.
+  template <typename Visit>
+  void for_each_byte(Visit&& visit) const {
+    std::uint64_t payload = 0;
+    for (const BatchPlan& plan : plans_)
+      for (const std::uint64_t buffer : plan.buffers)
+        for (const std::uint64_t offset : plan.offsets)
+          for (std::uint64_t outer = 0; outer < plan.shape.outer; ++outer)
+            for (std::uint64_t inner = 0; inner < plan.shape.inner; ++inner)
+              for (std::uint64_t byte = 0; byte < plan.shape.row_bytes; ++byte)
+                visit(buffer + offset + outer * plan.shape.outer_stride +
+                          inner * plan.shape.inner_stride + byte,
+                      payload++);
+  }
+
+ private:
+  std::vector<BatchPlan> plans_;
+  std::deque<std::vector<std::byte*>> buffers_;
+  std::vector<FragmentBatch> batches_;
+  std::uint64_t bytes_{0};
+};
+
+inline std::uint64_t random_in(std::mt19937_64& random, std::uint64_t low, std::uint64_t high) {
+  return std::uniform_int_distribution<std::uint64_t>{low, high}(random);
+}
+
+/// Bytes from a fragment's offset to the end of its last row.
+inline std::uint64_t extent(const FragmentShape& shape) {
+  if (shape.bytes() == 0) return 0;
+  return (shape.outer - 1) * shape.outer_stride + (shape.inner - 1) * shape.inner_stride +
+         shape.row_bytes;
+}
+
+/// A shape whose rows do not overlap and whose every number is a multiple of `unit`.
+inline FragmentShape random_shape(std::mt19937_64& random, std::uint64_t unit) {
+  FragmentShape shape;
+  shape.outer = static_cast<std::uint32_t>(random_in(random, 1, 5));
+  shape.inner = static_cast<std::uint32_t>(random_in(random, 1, 5));
+  shape.row_bytes = unit * random_in(random, 1, random_in(random, 0, 3) == 0 ? 400 : 12);
+  const auto gap = [&] { return unit * random_in(random, 0, 1) * random_in(random, 0, 3); };
+  if (random_in(random, 0, 1) == 0) {  // rows of one outer index stand together
+    shape.inner_stride = shape.row_bytes + gap();
+    shape.outer_stride = shape.inner * shape.inner_stride + gap();
+  } else {  // permuted
+    shape.outer_stride = shape.row_bytes + gap();
+    shape.inner_stride = shape.outer * shape.outer_stride + gap();
+  }
+  return shape;
+}
+
+/// Places `pages` fragments in each of `buffers` buffers from `cursor` on, shuffled; none overlap.
+inline BatchPlan place_batch(std::mt19937_64& random, const FragmentShape& shape,
+                             std::size_t buffers, std::size_t pages, std::uint64_t unit,
+                             std::uint64_t& cursor) {
+  const auto gap = [&] { return unit * random_in(random, 0, 2) * random_in(random, 0, 2); };
+  BatchPlan plan{.buffers = {}, .offsets = {}, .shape = shape};
+  std::uint64_t buffer_bytes = 0;
+  for (std::size_t page = 0; page < pages; ++page) {
+    buffer_bytes += gap();
+    plan.offsets.push_back(buffer_bytes);
+    buffer_bytes += extent(shape);
+  }
+  if (random_in(random, 0, 2) != 0) std::ranges::shuffle(plan.offsets, random);
+  for (std::size_t buffer = 0; buffer < buffers; ++buffer) {
+    cursor += gap();
+    plan.buffers.push_back(cursor);
+    cursor += buffer_bytes;
+  }
+  return plan;
+}
+
+/// The checksum as docs/architecture.md defines it, over a payload padded with zeros.
+inline std::uint64_t oracle_checksum(std::span<const std::byte> padded) {
+  std::uint64_t sum = 0;
+  for (std::uint64_t at = 0; at < padded.size(); at += 8) {
+    std::uint64_t word = 0;
+    for (std::uint64_t byte = 8; byte-- > 0;)
+      word = word << 8 | std::to_integer<std::uint64_t>(padded[at + byte]);
+    const std::uint64_t mixed = word ^ (at / 8 + 1) * 0x9e3779b97f4a7c15ULL;
+    sum += (mixed % (1ULL << 32)) * (mixed / (1ULL << 32)) + (word << 32 | word >> 32);
+  }
+  return sum;
+}
+
+class CopyEngineConformance : public testing::TestWithParam<CopyEngineUnderTest> {
+ protected:
+  static constexpr std::uint64_t kMagic = 0x3130746f6c73766bULL;
+
+  void SetUp() override {
+    if (const auto reason = GetParam().missing()) {
+      const char* const required = std::getenv("KVSHARD_REQUIRE_GPU");
+      if (required != nullptr && std::string{required} == "1") FAIL() << *reason;
+      GTEST_SKIP() << *reason;
+    }
+    bed_ = GetParam().make();
+    ASSERT_NE(bed_, nullptr);
+  }
+
+  CopyEngine& engine() { return bed_->engine(); }
+
+  /// Progresses until nothing is in flight; false when that takes far too long.
+  bool drain() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{60};
+    while (engine().in_flight() != 0) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      if (engine().progress() != 0 || engine().wake_fd() < 0) continue;
+      pollfd wait{.fd = engine().wake_fd(), .events = POLLIN, .revents = 0};
+      (void)poll(&wait, 1, 1000);
+    }
+    return true;
+  }
+
+  Status run(const CopyJob& job) {
+    CountingListener listener;
+    Status status = engine().submit(job, listener);
+    if (!status.ok()) {
+      EXPECT_EQ(listener.calls, 0);
+      return status;
+    }
+    EXPECT_TRUE(drain());
+    EXPECT_EQ(listener.calls, 1);
+    if (listener.ok) return {};
+    return Error{listener.code, listener.message};
+  }
+
+  static SlotStamp stamp_for(std::uint64_t payload_bytes) {
+    return {.lease = 0x1122334455667788ULL,
+            .generation = 7,
+            .chunk = 3,
+            .payload_bytes = payload_bytes};
+  }
+
+  /// What gather makes of a slot: `pool` is the pool's arena.
+  static std::vector<std::byte> oracle_slot(const JobPlan& plan, const std::vector<std::byte>& pool,
+                                            const SlotStamp& stamp, bool checksum) {
+    std::vector<std::byte> slot(slot_bytes_for(plan.bytes()));
+    plan.for_each_byte([&](std::uint64_t from, std::uint64_t to) { slot[64 + to] = pool[from]; });
+    const std::uint64_t sum =
+        checksum ? oracle_checksum(std::span{slot}.subspan(64, slot.size() - 128)) : 0;
+    const std::uint64_t words[8] = {stamp.lease, stamp.generation, stamp.chunk, stamp.payload_bytes,
+                                    sum,         kMagic,           0,           0};
+    std::memcpy(slot.data(), words, 64);
+    std::memcpy(slot.data() + slot.size() - 64, words, 64);
+    return slot;
+  }
+
+  static void put(Arena& arena, std::uint64_t at, const std::vector<std::byte>& bytes) {
+    std::ranges::copy(bytes, arena.expected().begin() + static_cast<std::ptrdiff_t>(at));
+  }
+
+  /// Gathers and scatters `plans` and compares every byte of both arenas with the oracle.
+  void check_both_ways(const std::vector<BatchPlan>& plans, std::uint64_t pool_bytes, bool checksum,
+                       std::mt19937_64& random) {
+    constexpr std::uint64_t kSlotAt = 48;  // 16-byte aligned, no more; canaries before and after
+    Arena pool{*bed_, pool_bytes, random};
+    const JobPlan plan{plans, pool.memory()};
+    const std::uint64_t slot_bytes = slot_bytes_for(plan.bytes());
+    Arena slots{*bed_, kSlotAt + slot_bytes + 80, random};
+    CopyJob job{.direction = CopyJob::Direction::gather,
+                .batches = plan.batches(),
+                .slot = slots.memory() + kSlotAt,
+                .stamp = stamp_for(plan.bytes()),
+                .checksum = checksum,
+                .after = nullptr};
+
+    Status status = run(job);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    put(slots, kSlotAt, oracle_slot(plan, pool.expected(), job.stamp, checksum));
+    ASSERT_TRUE(slots.matches()) << "slot after gather";
+    ASSERT_TRUE(pool.matches()) << "gather wrote to its pool";
+
+    const std::vector<std::byte> slot = slots.expected();
+    pool.refill(random);
+    plan.for_each_byte([&](std::uint64_t to, std::uint64_t from) {
+      pool.expected()[to] = slot[kSlotAt + 64 + from];
+    });
+    job.direction = CopyJob::Direction::scatter;
+    status = run(job);
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    ASSERT_TRUE(pool.matches()) << "pool after scatter";
+    ASSERT_TRUE(slots.matches()) << "scatter wrote to its slot";
+  }
+
+  std::unique_ptr<CopyTestBed> bed_;
+};
+
+TEST_P(CopyEngineConformance, MovesExactBytesOfRandomBatches) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random{seed};
+    std::vector<BatchPlan> plans;
+    std::uint64_t cursor = 0;
+    const std::size_t batches = random_in(random, 1, 4);
+    for (std::size_t batch = 0; batch < batches; ++batch) {
+      const std::uint64_t unit = std::uint64_t{1} << random_in(random, 0, 4);
+      cursor = (cursor + unit - 1) / unit * unit;
+      plans.push_back(place_batch(random, random_shape(random, unit), random_in(random, 1, 5),
+                                  random_in(random, 1, 9), unit, cursor));
+    }
+    check_both_ways(plans, cursor + 64, random_in(random, 0, 1) == 1, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CopyEngineConformance, MovesEverySmallSizeAtEveryAlignment) {
+  std::mt19937_64 random{11};
+  for (std::uint64_t size = 1; size <= 40; size += size < 18 ? 1 : 11)
+    for (std::uint64_t shift = 0; shift < 16; shift += shift < 4 ? 1 : 4) {
+      SCOPED_TRACE(testing::Message() << "size " << size << ", shift " << shift);
+      const BatchPlan plan{
+          .buffers = {shift, 256 + shift}, .offsets = {64, 0, 128}, .shape = {.row_bytes = size}};
+      check_both_ways({plan}, 512, size % 2 == 0, random);
+      if (HasFatalFailure()) return;
+    }
+}
+
+// Shapes of real models: one rank's pages of Llama-3 70B (token-major, whole and a head slice of
+// half of the heads; head-major), DeepSeek MLA, Qwen3-30B-A3B. Fewer layers and pages, the same
+// rows.
+TEST_P(CopyEngineConformance, MovesExactBytesOfModelShapes) {
+  struct Named {
+    const char* name;
+    FragmentShape shape;
+    std::uint64_t page_bytes;
+  };
+  constexpr Named kShapes[] = {
+      {"llama-3 70b tp1, 16 tokens", {.row_bytes = 16 * 8 * 128 * 2}, 16 * 8 * 128 * 2},
+      {"llama-3 70b tp8, 64 tokens", {.row_bytes = 64 * 128 * 2}, 64 * 128 * 2},
+      {"llama-3 70b, heads 4-7 of 8",
+       {.outer = 16, .outer_stride = 8 * 128 * 2, .row_bytes = 4 * 128 * 2},
+       16 * 8 * 128 * 2},
+      {"llama-3 70b head-major, tokens in gaps",
+       {.outer = 8, .outer_stride = 16 * 512, .inner = 16, .inner_stride = 512, .row_bytes = 256},
+       16 * 8 * 512},
+      {"token-major read as head-major",
+       {.outer = 8, .outer_stride = 256, .inner = 16, .inner_stride = 8 * 256, .row_bytes = 256},
+       16 * 8 * 256},
+      {"deepseek mla, 64 tokens", {.row_bytes = 64 * 576 * 2}, 64 * 576 * 2},
+      {"deepseek indexer keys with scales", {.row_bytes = 64 * 132}, 64 * 132},
+      {"qwen3-30b-a3b tp2, 16 tokens", {.row_bytes = 16 * 2 * 128 * 2}, 16 * 2 * 128 * 2},
+  };
+  std::mt19937_64 random{5};
+  for (const Named& named : kShapes) {
+    SCOPED_TRACE(named.name);
+    BatchPlan plan{.buffers = {}, .offsets = {}, .shape = named.shape};
+    constexpr std::uint64_t kPages = 7;
+    for (std::uint64_t layer = 0; layer < 4; ++layer)
+      plan.buffers.push_back(layer * kPages * named.page_bytes);
+    for (const std::uint64_t page : {5, 1, 2, 6}) plan.offsets.push_back(page * named.page_bytes);
+    if (named.shape.row_bytes == 4 * 128 * 2)
+      for (std::uint64_t& offset : plan.offsets) offset += 4 * 128 * 2;
+    check_both_ways({plan}, 4 * kPages * named.page_bytes, true, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CopyEngineConformance, MovesExactBytesOfBigJobs) {
+  std::mt19937_64 random{17};
+  for (const std::uint64_t row_bytes :
+       {std::uint64_t{16384}, std::uint64_t{1000}, std::uint64_t{333}}) {
+    for (const bool checksum : {false, true}) {
+      SCOPED_TRACE(testing::Message() << "rows of " << row_bytes << ", checksum " << checksum);
+      std::uint64_t cursor = row_bytes % 16 == 0 ? 0 : 3;
+      const std::size_t pages = GetParam().big_bytes / 5 / row_bytes;
+      const std::uint64_t unit = row_bytes % 16 == 0 ? 16 : 1;
+      const BatchPlan plan = place_batch(random, {.row_bytes = row_bytes}, 5, pages, unit, cursor);
+      check_both_ways({plan}, cursor + 64, checksum, random);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(CopyEngineConformance, StampsASlotThatHoldsNothing) {
+  std::mt19937_64 random{2};
+  check_both_ways({}, 64, false, random);
+  check_both_ways({}, 64, true, random);
+  const BatchPlan no_pages{.buffers = {0, 16}, .offsets = {}, .shape = {.row_bytes = 16}};
+  const BatchPlan no_buffers{.buffers = {}, .offsets = {0, 16}, .shape = {.row_bytes = 16}};
+  const BatchPlan no_rows{.buffers = {0}, .offsets = {0}, .shape = {.outer = 0, .row_bytes = 16}};
+  const BatchPlan no_bytes{.buffers = {0}, .offsets = {0}, .shape = {.inner = 3, .row_bytes = 0}};
+  check_both_ways({no_pages, no_buffers, no_rows, no_bytes}, 64, true, random);
+  const BatchPlan one{.buffers = {1}, .offsets = {2}, .shape = {.row_bytes = 5}};
+  check_both_ways({no_pages, one, no_rows, one}, 64, true, random);
+}
+
+TEST_P(CopyEngineConformance, ReportsAnotherStampAsDataLoss) {
+  std::mt19937_64 random{3};
+  Arena pool{*bed_, 4096, random};
+  const JobPlan plan{{{.buffers = {0}, .offsets = {512, 0}, .shape = {.row_bytes = 500}}},
+                     pool.memory()};
+  Arena slot{*bed_, slot_bytes_for(plan.bytes()), random};
+  const CopyJob gather{.direction = CopyJob::Direction::gather,
+                       .batches = plan.batches(),
+                       .slot = slot.memory(),
+                       .stamp = stamp_for(plan.bytes()),
+                       .checksum = false,
+                       .after = nullptr};
+  CopyJob scatter = gather;
+  scatter.direction = CopyJob::Direction::scatter;
+  ASSERT_TRUE(run(gather).ok());
+  ASSERT_TRUE(run(scatter).ok());
+  const std::vector<std::byte> good = oracle_slot(plan, pool.expected(), gather.stamp, false);
+
+  const auto expect_loss = [&](const CopyJob& job, const char* what) {
+    SCOPED_TRACE(what);
+    const Status status = run(job);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, ErrorCode::data_loss);
+    EXPECT_FALSE(status.error().message.empty());
+  };
+  CopyJob other = scatter;
+  other.stamp.lease ^= 1;
+  expect_loss(other, "lease");
+  other = scatter;
+  other.stamp.generation += 1;
+  expect_loss(other, "generation");
+  other = scatter;
+  other.stamp.chunk += 1;
+  expect_loss(other, "chunk");
+  // A slot of which a byte of one mark only is wrong: torn, or never filled.
+  for (const std::size_t word : {0, 1, 2, 3, 5})
+    for (const std::size_t mark : {std::size_t{0}, good.size() - 64}) {
+      slot.expected() = good;
+      slot.expected()[mark + word * 8 + 2] ^= std::byte{0x10};
+      slot.upload();
+      expect_loss(scatter, mark == 0 ? "header" : "trailer");
+    }
+  slot.expected() = good;
+  slot.upload();
+  EXPECT_TRUE(run(scatter).ok());
+}
+
+TEST_P(CopyEngineConformance, ReportsAnotherChecksumAsDataLoss) {
+  std::mt19937_64 random{4};
+  for (const std::uint64_t row_bytes :
+       {std::uint64_t{1024}, std::uint64_t{1000}, std::uint64_t{333}}) {
+    SCOPED_TRACE(row_bytes);
+    Arena pool{*bed_, 8192, random};
+    const JobPlan plan{
+        {{.buffers = {0, 4096}, .offsets = {0, 2048}, .shape = {.row_bytes = row_bytes}}},
+        pool.memory()};
+    Arena slot{*bed_, slot_bytes_for(plan.bytes()), random};
+    CopyJob job{.direction = CopyJob::Direction::gather,
+                .batches = plan.batches(),
+                .slot = slot.memory(),
+                .stamp = stamp_for(plan.bytes()),
+                .checksum = true,
+                .after = nullptr};
+    ASSERT_TRUE(run(job).ok());
+    job.direction = CopyJob::Direction::scatter;
+    ASSERT_TRUE(run(job).ok());
+    const std::vector<std::byte> good = oracle_slot(plan, pool.expected(), job.stamp, true);
+    const auto expect = [&](const std::vector<std::byte>& bytes, bool checksum, bool ok) {
+      slot.expected() = bytes;
+      slot.upload();
+      job.checksum = checksum;
+      const Status status = run(job);
+      ASSERT_EQ(status.ok(), ok);
+      if (!ok) {
+        EXPECT_EQ(status.error().code, ErrorCode::data_loss);
+      }
+    };
+    for (const std::size_t bit : {std::size_t{0}, std::size_t{4097}, plan.bytes() * 8 - 1}) {
+      std::vector<std::byte> bad = good;
+      bad[64 + bit / 8] ^= std::byte{1} << bit % 8;
+      expect(bad, true, false);
+      expect(bad, false, true);
+    }
+    std::vector<std::byte> swapped = good;  // the same words in another order
+    std::swap_ranges(swapped.begin() + 64, swapped.begin() + 80, swapped.begin() + 128);
+    expect(swapped, true, false);
+    std::vector<std::byte> unsummed = good;  // gathered without a checksum
+    std::fill_n(unsummed.begin() + 32, 8, std::byte{0});
+    expect(unsummed, true, false);
+    expect(good, true, true);
+  }
+}
+
+TEST_P(CopyEngineConformance, RefusesBatchesThatDoNotFitTheStamp) {
+  std::mt19937_64 random{6};
+  Arena pool{*bed_, 1024, random};
+  Arena slot{*bed_, 1024, random};
+  const JobPlan plan{{{.buffers = {0, 512}, .offsets = {0, 100}, .shape = {.row_bytes = 100}}},
+                     pool.memory()};
+  CopyJob job{.direction = CopyJob::Direction::gather,
+              .batches = plan.batches(),
+              .slot = slot.memory(),
+              .stamp = stamp_for(plan.bytes()),
+              .checksum = false,
+              .after = nullptr};
+  const auto expect_refused = [&](const CopyJob& bad, const char* what) {
+    SCOPED_TRACE(what);
+    const Status status = run(bad);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, ErrorCode::invalid_argument);
+    EXPECT_EQ(engine().in_flight(), 0u);
+  };
+  CopyJob bad = job;
+  bad.stamp.payload_bytes -= 1;
+  expect_refused(bad, "one byte short");
+  bad.stamp.payload_bytes += 2;
+  expect_refused(bad, "one byte over");
+  bad = job;
+  bad.slot = nullptr;
+  expect_refused(bad, "no slot");
+  bad.slot = slot.memory() + 8;
+  expect_refused(bad, "slot aligned to 8");
+  bad = job;
+  std::byte* const nowhere[2] = {pool.memory(), nullptr};
+  FragmentBatch batch = plan.batches()[0];
+  batch.buffers = nowhere;
+  bad.batches = {&batch, 1};
+  expect_refused(bad, "null buffer");
+  // 2^32 * 2^32 rows of 1 byte, or 4 buffers of 2^62 bytes: the sum wraps to 0.
+  batch = plan.batches()[0];
+  batch.shape = {.outer = 1U << 31, .inner = 1U << 31, .row_bytes = 1};
+  bad.stamp.payload_bytes = batch.bytes();
+  ASSERT_EQ(bad.stamp.payload_bytes, 0u);
+  expect_refused(bad, "bytes wrap");
+  EXPECT_TRUE(pool.matches());
+  EXPECT_TRUE(slot.matches());
+  EXPECT_TRUE(run(job).ok());
+}
+
+TEST_P(CopyEngineConformance, EndsEachOfManyJobsOnceAndInOrder) {
+  constexpr std::size_t kJobs = 300;
+  struct OrderListener final : CopyListener {
+    void copy_done(Status status) noexcept override {
+      ++calls;
+      ok = status.ok();
+      order = (*ended)++;
+    }
+    std::size_t* ended{nullptr};
+    std::size_t order{0};
+    int calls{0};
+    bool ok{false};
+  };
+  std::mt19937_64 random{7};
+  std::vector<BatchPlan> plans(kJobs);
+  std::uint64_t cursor = 0;
+  for (BatchPlan& plan : plans)
+    plan = place_batch(random, {.row_bytes = random_in(random, 1, 200)}, random_in(random, 1, 3),
+                       random_in(random, 1, 6), 1, cursor);
+  Arena pool{*bed_, cursor, random};
+  std::vector<std::uint64_t> slot_at;
+  std::uint64_t slot_bytes = 0;
+  for (const BatchPlan& plan : plans) {
+    slot_at.push_back(slot_bytes);
+    slot_bytes += slot_bytes_for(JobPlan{{plan}, nullptr}.bytes());
+  }
+  Arena slots{*bed_, slot_bytes, random};
+
+  for (const auto direction : {CopyJob::Direction::gather, CopyJob::Direction::scatter}) {
+    std::size_t ended = 0;
+    std::deque<OrderListener> listeners(kJobs);
+    for (std::size_t i = 0; i < kJobs; ++i) {
+      listeners[i].ended = &ended;
+      // The plan, and all that the job borrows from it, is gone when submit() has returned.
+      const JobPlan plan{{plans[i]}, pool.memory()};
+      SlotStamp stamp = stamp_for(plan.bytes());
+      stamp.chunk = i;
+      const CopyJob job{.direction = direction,
+                        .batches = plan.batches(),
+                        .slot = slots.memory() + slot_at[i],
+                        .stamp = stamp,
+                        .checksum = i % 3 == 0,
+                        .after = nullptr};
+      ASSERT_TRUE(engine().submit(job, listeners[i]).ok());
+      EXPECT_EQ(engine().in_flight(), i + 1);
+      if (direction == CopyJob::Direction::gather)
+        put(slots, slot_at[i], oracle_slot(plan, pool.expected(), stamp, i % 3 == 0));
+    }
+    if (direction == CopyJob::Direction::scatter) {
+      EXPECT_EQ(ended, 0u);
+    }
+    ASSERT_TRUE(drain());
+    EXPECT_EQ(ended, kJobs);
+    for (std::size_t i = 0; i < kJobs; ++i) {
+      EXPECT_EQ(listeners[i].calls, 1);
+      EXPECT_TRUE(listeners[i].ok);
+      EXPECT_EQ(listeners[i].order, i);
+    }
+    EXPECT_EQ(engine().progress(), 0u);
+    ASSERT_TRUE(slots.matches());
+    // Scatter puts back what gather took: the rows are overwritten first, and nothing else.
+    const std::vector<std::byte> before = pool.expected();
+    if (direction == CopyJob::Direction::scatter) {
+      ASSERT_TRUE(pool.matches());
+    } else {
+      for (const BatchPlan& plan : plans)
+        JobPlan{{plan}, nullptr}.for_each_byte(
+            [&](std::uint64_t at, std::uint64_t) { pool.expected()[at] = std::byte{0xee}; });
+      pool.upload();
+      pool.expected() = before;
+    }
+  }
+}
+
+TEST_P(CopyEngineConformance, AListenerMaySubmit) {
+  struct Relay final : CopyListener {
+    void copy_done(Status status) noexcept override {
+      ok = ok && status.ok();
+      if (++calls < 20) ok = ok && engine->submit(job, *this).ok();
+    }
+    CopyEngine* engine{nullptr};
+    CopyJob job;
+    int calls{0};
+    bool ok{true};
+  };
+  std::mt19937_64 random{8};
+  Arena pool{*bed_, 1024, random};
+  Arena slot{*bed_, 1024, random};
+  const JobPlan plan{{{.buffers = {0}, .offsets = {0, 256}, .shape = {.row_bytes = 64}}},
+                     pool.memory()};
+  Relay relay;
+  relay.engine = &engine();
+  relay.job = {.direction = CopyJob::Direction::gather,
+               .batches = plan.batches(),
+               .slot = slot.memory(),
+               .stamp = stamp_for(plan.bytes()),
+               .checksum = true,
+               .after = nullptr};
+  ASSERT_TRUE(engine().submit(relay.job, relay).ok());
+  ASSERT_TRUE(drain());
+  EXPECT_EQ(relay.calls, 20);
+  EXPECT_TRUE(relay.ok);
+}
+
+TEST_P(CopyEngineConformance, DoesNotAllocateOnceWarm) {
+  std::mt19937_64 random{9};
+  std::uint64_t cursor = 0;
+  std::vector<BatchPlan> plans;
+  for (std::size_t i = 0; i < 12; ++i)
+    plans.push_back(place_batch(random, {.row_bytes = 48}, 4, 1 + i * 3, 16, cursor));
+  Arena pool{*bed_, cursor, random};
+  std::deque<JobPlan> jobs;
+  for (const BatchPlan& plan : plans)
+    jobs.emplace_back(std::vector<BatchPlan>{plan}, pool.memory());
+  constexpr std::uint64_t kSlotBytes = 32768;
+  Arena slots{*bed_, plans.size() * kSlotBytes, random};
+  std::deque<CountingListener> listeners(plans.size());
+
+  const auto round = [&] {
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      const CopyJob job{.direction = CopyJob::Direction::gather,
+                        .batches = jobs[i].batches(),
+                        .slot = slots.memory() + i * kSlotBytes,
+                        .stamp = stamp_for(jobs[i].bytes()),
+                        .checksum = true,
+                        .after = nullptr};
+      if (!engine().submit(job, listeners[i]).ok()) return false;
+    }
+    return drain();
+  };
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(round());
+  const std::size_t before = allocation_count();
+  bool all = true;
+  for (int i = 0; i < 20; ++i) all = round() && all;
+  const std::size_t after = allocation_count();
+  EXPECT_TRUE(all);
+  EXPECT_EQ(after - before, 0u);
+}
+
+}  // namespace kvshard::test
