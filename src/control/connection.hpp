@@ -123,6 +123,7 @@ class Connection final : EventLoop::FdHandler, EventLoop::TurnEndHandler {
 
   Status make_room(std::size_t bytes);
   Status queued();
+  void write_early();
   void fail_later(Error error);
   void fail(Error error) noexcept;
   [[nodiscard]] bool finish_connect() noexcept;
@@ -151,6 +152,7 @@ class Connection final : EventLoop::FdHandler, EventLoop::TurnEndHandler {
   std::vector<std::byte> in_;     // bytes [in_begin_, in_end_) have come and are not yet delivered
   std::size_t in_begin_{0};
   std::size_t in_end_{0};
+  std::size_t frame_bytes_{wire::kFrameHeaderBytes};  // of the frame at in_begin_, as far as known
   std::vector<std::byte> out_;  // bytes from out_begin_ on are not yet written
   std::size_t out_begin_{0};
 };
@@ -178,17 +180,15 @@ class Listener final : EventLoop::FdHandler {
 
   void fd_ready(std::uint32_t epoll_events) noexcept override;
   void back_off(int error) noexcept;
-  void resume() noexcept;
 
   EventLoop& loop_;
   UniqueFd socket_;
   std::uint16_t port_;
-  OnAccept on_accept_;
+  std::shared_ptr<const OnAccept> on_accept_;
   EventLoop::TimerId retry_timer_{0};
-  Duration retry_delay_;
   TimePoint next_log_{};
-  std::uint64_t unlogged_failures_{0};
-  bool* destroyed_{nullptr};  // set while on_accept is on the stack
+  std::uint64_t failures_{0};  // since the last line in the log
+  bool* destroyed_{nullptr};   // set while on_accept is on the stack
 };
 
 }  // namespace kvshard

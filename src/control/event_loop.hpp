@@ -122,13 +122,14 @@ class EventLoop {
 
   std::size_t turn(Duration max_sleep);
   std::size_t run_posted();
+  std::size_t run_taken();
   std::size_t run_pollers() noexcept;
   std::size_t run_timers();
   std::size_t run_fds(Duration max_sleep);
   std::size_t run_turn_end() noexcept;
   bool pollers_may_sleep() noexcept;
   bool begin_sleep();
-  void end_sleep();
+  void end_sleep() KVSHARD_REQUIRES(mutex_);
   Status control(int operation, int fd, std::uint32_t epoll_events,
                  std::uint32_t generation) noexcept;
 
@@ -144,6 +145,8 @@ class EventLoop {
   bool stopped_ KVSHARD_GUARDED_BY(mutex_){false};
   // A hint that saves the lock in turns with nothing posted; the mutex orders the tasks themselves.
   std::atomic<bool> has_posted_{false};
+
+  std::vector<Task> taken_;  // from posted_, being run
 
   std::map<TimerKey, Task> timers_;
   std::unordered_map<TimerId, TimePoint> timer_times_;

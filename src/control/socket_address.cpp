@@ -1,0 +1,69 @@
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+#include "control/connection.hpp"
+
+namespace kvshard {
+
+Result<SocketAddress> SocketAddress::parse(std::string_view host, std::uint16_t port) {
+  const std::string numeric{host == "localhost" ? "127.0.0.1" : host};
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;  // never asks a resolver
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (numeric.empty() || numeric.find('\0') != std::string::npos ||
+      ::getaddrinfo(numeric.c_str(), std::to_string(port).c_str(), &hints, &found) != 0)
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("host \"{}\" is neither a numeric address nor localhost", host)};
+  SocketAddress address;
+  std::memcpy(&address.storage_, found->ai_addr, found->ai_addrlen);
+  address.size_ = found->ai_addrlen;
+  ::freeaddrinfo(found);
+  return address;
+}
+
+Result<SocketAddress> SocketAddress::local(int fd) {
+  SocketAddress address;
+  address.size_ = sizeof address.storage_;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) == 0)
+    return address;
+  return Error{ErrorCode::unavailable,
+               fmt::format("getsockname of fd {}: {}", fd, std::generic_category().message(errno))};
+}
+
+Result<SocketAddress> SocketAddress::remote(int fd) {
+  SocketAddress address;
+  address.size_ = sizeof address.storage_;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage_), &address.size_) == 0)
+    return address;
+  return Error{ErrorCode::unavailable,
+               fmt::format("getpeername of fd {}: {}", fd, std::generic_category().message(errno))};
+}
+
+std::uint16_t SocketAddress::port() const noexcept {
+  // Both families keep the port at the same place; memcpy because storage_ is not a sockaddr_in.
+  static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+  if (family() != AF_INET && family() != AF_INET6) return 0;
+  sockaddr_in address;
+  std::memcpy(&address, &storage_, sizeof address);
+  return ntohs(address.sin_port);
+}
+
+std::string SocketAddress::to_string() const {
+  std::array<char, NI_MAXHOST> host{};
+  if (::getnameinfo(data(), size_, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0 ||
+      (family() != AF_INET && family() != AF_INET6))
+    return fmt::format("address family {}", family());
+  if (family() == AF_INET6) return fmt::format("[{}]:{}", host.data(), port());
+  return fmt::format("{}:{}", host.data(), port());
+}
+
+}  // namespace kvshard
