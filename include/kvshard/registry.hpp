@@ -19,10 +19,10 @@ using GeometryFields = std::vector<std::pair<std::string, std::string>>;
 
 /// Limits of what a rank may announce; more is refused by the registry and by whoever asks it.
 inline constexpr std::uint32_t kMaxShardSize = 1024;
-inline constexpr std::size_t kMaxGroupNameBytes = 128;  ///< letters, digits and . _ - :
+inline constexpr std::size_t kMaxGroupNameBytes = 128;  ///< letters, digits and . _ - : /
 inline constexpr std::size_t kMaxHostBytes = 255;       ///< a name or an IP address
 inline constexpr std::size_t kMaxGeometryFields = 512;
-inline constexpr std::size_t kMaxGeometryFieldBytes = 512;  ///< a name or a value; valid UTF-8
+inline constexpr std::size_t kMaxGeometryBytes = 64U << 10;  ///< a rank's names and values, UTF-8
 
 /// One prefill rank of a group, as a decode rank reaches it.
 struct GroupMember {
@@ -39,7 +39,8 @@ struct GroupMember {
 /// Shapes:  members hold each shard rank 0 .. members.size() - 1 once, in any order.
 struct GroupSpec {
   std::string name;
-  std::uint64_t epoch{0};  ///< one number per launch of the group, the same on all its ranks, not 0
+  std::uint64_t epoch{
+      0};  ///< one number per launch of the group, the same on all its ranks; 0: any
   std::vector<GroupMember> members;
 
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
