@@ -101,6 +101,8 @@ class KVSHARD_EXPORT CopyEngine {
 
   /// The memory that its pools and slots must be in.
   [[nodiscard]] virtual MemoryKind memory_kind() const noexcept = 0;
+  /// The CUDA device of its pools and slots; -1 for host memory.
+  [[nodiscard]] virtual int device() const noexcept { return -1; }
   /// Takes the job, in order per engine; `listener` hears the end from progress(), also of a job that
   /// fails. When submit() returns an error the listener is not called.
   virtual Status submit(const CopyJob& job, CopyListener& listener) = 0;

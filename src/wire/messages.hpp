@@ -89,8 +89,8 @@ struct Ready {
   std::uint32_t buffer_count{0};
   bool last{false};
   bool checksum{false};
-  std::vector<Run> positions;
-  std::vector<std::byte> side_data;
+  std::vector<Run> positions{};
+  std::vector<std::byte> side_data{};
 };
 
 /// decode -> prefill: the slot's bytes have been read.

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvshard/copy_engine.hpp"
+#include "kvshard/export.hpp"
+#include "kvshard/geometry.hpp"
+#include "kvshard/registry.hpp"
+#include "kvshard/result.hpp"
+#include "kvshard/transport.hpp"
+#include "kvshard/types.hpp"
+
+namespace kvshard {
+
+class Clock;
+
+/// A connected group, as connect() names it. Never reused within a DecodeRank.
+enum class GroupId : std::uint64_t {};
+/// One pull, as pull() names it. Never reused within a DecodeRank.
+enum class PullId : std::uint64_t {};
+
+struct DecodeOptions {
+  Pool pool;                                      ///< this rank's pages; borrowed until close() returns
+  std::uint64_t landing_payload_bytes{4U << 20};  ///< KV bytes that one landing slot holds
+  std::uint32_t landing_slots{8};                 ///< shared by all pulls
+  std::uint32_t window{2};                        ///< slots that one pull may hold on each prefill rank at once
+
+  std::chrono::milliseconds heartbeat{1'000};
+  std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
+  std::chrono::milliseconds fetch_timeout{4'000};  ///< one slot's transfer; longer means the peer hangs
+  std::chrono::milliseconds reconnect_min{50};    ///< back-off after a loss: doubled up to the maximum, jittered
+  std::chrono::milliseconds reconnect_max{2'000};
+  std::uint32_t max_pulls{65'536};
+};
+
+/// How one source rank did in one pull. With N sources the slowest decides.
+struct SourceTiming {
+  std::uint32_t shard_rank{0};
+  std::uint64_t pieces{0}, bytes{0};
+  std::chrono::nanoseconds first_ready{0};  ///< from pull() to its first piece
+  std::chrono::nanoseconds landed{0};       ///< from pull() to its last byte in our pages
+  std::chrono::nanoseconds wire{0};         ///< summed over its fetches
+};
+
+struct SideData {
+  std::uint32_t shard_rank{0};
+  std::vector<std::byte> bytes;
+};
+
+/// A pull's one terminal event.
+struct PullEvent {
+  PullId pull{};
+  RoomId room{};
+  Status status{};                    ///< ok: every byte is in its page and was valid to the end
+  std::vector<SideData> side_data{};    ///< from each rank that sent some, by shard rank
+  std::uint64_t bytes{0};
+  std::chrono::nanoseconds total{0};
+  TransferPath path{TransferPath::automatic};
+  std::vector<SourceTiming> sources{};  ///< by shard rank
+};
+
+/// Hears a pull's end on the progress thread, once, instead of poll(). Must not block or call close().
+class PullListener {
+ public:
+  virtual void pull_done(const PullEvent& event) noexcept = 0;
+
+ protected:
+  ~PullListener() = default;
+};
+
+struct PullRequest {
+  GroupId group{};
+  RoomId room{};
+  std::span<const LocalPage> pages;   ///< destinations of positions first_position, +1, ...; copied
+  std::uint32_t first_position{0};    ///< what decode lacks starts here; the request ends at the last page
+  EventHandle after{nullptr};         ///< CUDA engines: no page is written before it; borrowed until the event
+  std::chrono::milliseconds deadline{60'000};  ///< for the whole pull
+  PullListener* listener{nullptr};    ///< borrowed until pull_done() returns; null: the event comes by poll()
+};
+
+/// One line for an operator: room, outcome, path, bytes, rate, and the slowest rank.
+KVSHARD_EXPORT std::string summarize(const PullEvent& event);
+
+/// Counters since create(), and gauges. A plain copy. started = done + failed + cancelled + pulls.
+struct DecodeStats {
+  std::uint64_t pulls_started{0}, pulls_done{0}, pulls_failed{0}, pulls_cancelled{0};
+  std::uint64_t pieces{0}, bytes{0};
+  std::uint64_t stale{0};            ///< pulls that failed because a rank's bytes had not stayed valid
+  std::uint64_t late_messages{0};
+  std::uint64_t peers_lost{0}, reconnects{0};
+  std::uint64_t pulls{0}, landing_in_use{0}, quarantined{0}, peers{0};  // gauges
+};
+
+/// The decode side: pulls a request's pages from every rank of a prefill group into its own pages.
+///
+/// Owns:    a progress thread, the landing memory, one session per prefill rank; not the pool.
+/// Threads: thread-safe. Only connect() waits, to its deadline.
+/// Errors:  invalid_argument for what a call got wrong; everything later comes as the pull's one event:
+///          unavailable (peer gone, choose another), data_loss (the bytes did not stay valid), cancelled,
+///          deadline_exceeded, failed_precondition (the peer's state or layout does not fit).
+/// Cost:    pull() copies the page ids and wakes the progress thread.
+/// Source:  docs/architecture.md, "Decode rank".
+class KVSHARD_EXPORT DecodeRank {
+ public:
+  /// Takes a transport and a copy engine of its own. `clock` is for tests; null is the machine's.
+  static Result<std::unique_ptr<DecodeRank>> create(DecodeOptions options, std::unique_ptr<Transport> transport,
+                                                    std::unique_ptr<CopyEngine> engine, const Clock* clock = nullptr);
+  ~DecodeRank();
+  DecodeRank(const DecodeRank&) = delete;
+  DecodeRank& operator=(const DecodeRank&) = delete;
+
+  /// Opens sessions with every rank of the group, or joins those that exist or are being made for the
+  /// same name, epoch and members. A lost session is made anew in the background from then on.
+  /// Errors: deadline_exceeded; failed_precondition naming the field that does not fit and both values;
+  ///         invalid_argument when the group is not whole.
+  Result<GroupId> connect(const GroupSpec& group, std::chrono::milliseconds deadline);
+  /// Ends the group's sessions and its pulls. Does nothing while connect() calls wait for the group.
+  void disconnect(GroupId group);
+  /// How the bytes of a group's rank travel. Errors: invalid_argument for an unknown group or rank.
+  [[nodiscard]] Result<PathReport> path(GroupId group, std::uint32_t shard_rank) const;
+
+  /// Starts a pull. Its one event comes later, whatever happens.
+  Result<PullId> pull(const PullRequest& request);
+  /// Gives a pull up; its event then says cancelled, unless it had ended. Idempotent.
+  void cancel(PullId pull);
+
+  /// Fills `events` with pulls that ended; returns how many. Never waits.
+  std::size_t poll(std::span<PullEvent> events);
+  /// Readable while poll() has something, for epoll; owned by the rank.
+  [[nodiscard]] int event_fd() const noexcept;
+
+  [[nodiscard]] DecodeStats stats() const;
+
+  /// Ends all pulls, says goodbye, and stops the thread, within about two seconds. Afterwards the pool
+  /// is not touched; poll() still gives the last events. May be called twice.
+  void close() noexcept;
+
+ private:
+  class Impl;
+  explicit DecodeRank(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvshard

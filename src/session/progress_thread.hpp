@@ -1,0 +1,107 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/try.hpp"
+#include "control/event_loop.hpp"
+#include "kvshard/copy_engine.hpp"
+#include "kvshard/transport.hpp"
+
+namespace kvshard {
+
+/// A rank's one thread, with what only that thread may use: the event loop, transport and copy engine.
+///
+/// Threads: start() and stop() by the rank's owner; the rest on the thread itself, or before start().
+class ProgressThread {
+ public:
+  static Result<std::unique_ptr<ProgressThread>> create(std::unique_ptr<Transport> transport,
+                                                        std::unique_ptr<CopyEngine> engine, const Clock& clock) {
+    KVSHARD_TRY(auto loop, EventLoop::create(clock));
+    std::unique_ptr<ProgressThread> made{
+        new ProgressThread{std::move(transport), std::move(engine), std::move(loop)}};
+    KVSHARD_TRY(made->loop_->add_poller(made->transport_poller_));
+    KVSHARD_TRY(made->loop_->add_poller(made->copy_poller_));
+    return made;
+  }
+
+  ~ProgressThread() {
+    stop();
+    loop_->remove_poller(copy_poller_);
+    loop_->remove_poller(transport_poller_);
+  }
+
+  void start() {
+    thread_ = std::jthread{[this](std::stop_token token) { loop_->run(std::move(token)); }};
+  }
+  /// Runs what was posted, then ends the thread. May be called twice.
+  void stop() noexcept {
+    if (!thread_.joinable()) return;
+    thread_.request_stop();
+    loop_->post([] {});  // wakes it
+    thread_.join();
+  }
+
+  [[nodiscard]] EventLoop& loop() noexcept { return *loop_; }
+  [[nodiscard]] Transport& transport() noexcept { return *transport_; }
+  [[nodiscard]] CopyEngine& engine() noexcept { return *engine_; }
+
+ private:
+  struct TransportPoller final : EventLoop::Poller {
+    explicit TransportPoller(Transport& transport) noexcept : transport_{transport} {}
+    std::size_t progress() noexcept override { return transport_.progress(); }
+    [[nodiscard]] int wake_fd() const noexcept override { return transport_.wake_fd(); }
+    bool arm() noexcept override { return transport_.arm(); }
+    [[nodiscard]] bool busy() const noexcept override { return true; }
+    Transport& transport_;
+  };
+  struct CopyPoller final : EventLoop::Poller {
+    explicit CopyPoller(CopyEngine& engine) noexcept : engine_{engine} {}
+    std::size_t progress() noexcept override { return engine_.in_flight() > 0 ? engine_.progress() : 0; }
+    [[nodiscard]] int wake_fd() const noexcept override { return engine_.wake_fd(); }
+    bool arm() noexcept override { return true; }
+    [[nodiscard]] bool busy() const noexcept override { return engine_.in_flight() > 0; }
+    CopyEngine& engine_;
+  };
+
+  ProgressThread(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine,
+                 std::unique_ptr<EventLoop> loop) noexcept
+      : transport_{std::move(transport)}, engine_{std::move(engine)}, loop_{std::move(loop)} {}
+
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<CopyEngine> engine_;
+  std::unique_ptr<EventLoop> loop_;
+  TransportPoller transport_poller_{*transport_};
+  CopyPoller copy_poller_{*engine_};
+  std::jthread thread_;
+};
+
+/// Counters that one thread writes and any thread may read: plain structs of uint64_t, accessed through
+/// atomic_ref so that a snapshot is never torn within a number.
+namespace counters {
+
+inline void add(std::uint64_t& counter, std::uint64_t by = 1) noexcept {
+  std::atomic_ref{counter}.fetch_add(by, std::memory_order_relaxed);
+}
+inline void subtract(std::uint64_t& counter, std::uint64_t by = 1) noexcept {
+  std::atomic_ref{counter}.fetch_sub(by, std::memory_order_relaxed);
+}
+
+template <typename Stats>
+Stats snapshot(Stats& stats) noexcept {
+  static_assert(std::is_trivially_copyable_v<Stats> && sizeof(Stats) % sizeof(std::uint64_t) == 0);
+  Stats copy;
+  auto* const from = reinterpret_cast<std::uint64_t*>(&stats);
+  auto* const to = reinterpret_cast<std::uint64_t*>(&copy);
+  for (std::size_t i = 0; i < sizeof(Stats) / sizeof(std::uint64_t); ++i) {
+    to[i] = std::atomic_ref{from[i]}.load(std::memory_order_relaxed);
+  }
+  return copy;
+}
+
+}  // namespace counters
+
+}  // namespace kvshard
