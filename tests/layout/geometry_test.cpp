@@ -1,0 +1,323 @@
+#include "kvshard/geometry.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvshard {
+namespace {
+
+constexpr std::uint32_t kMax32 = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint64_t kMax64 = std::numeric_limits<std::uint64_t>::max();
+
+BufferGroup group(PageOrder order = PageOrder::token_major) {
+  return {.name = "kv",
+          .layers = 2,
+          .buffers_per_layer = 2,
+          .element_type = ElementType::bf16,
+          .heads = 4,
+          .head_bytes = 16,
+          .order = order,
+          .page_size = 8,
+          .page_count = 5};
+}
+
+Geometry geometry(BufferGroup only = group()) {
+  return {.model_id = "tiny", .groups = {std::move(only)}};
+}
+
+// The message of the error that `change` brings about; empty when the geometry stays valid.
+template <class Change>
+std::string refusal(Change change) {
+  Geometry changed = geometry();
+  change(changed);
+  const Status status = validate(changed);
+  if (status) return {};
+  EXPECT_EQ(status.error().code, ErrorCode::invalid_argument);
+  return status.error().message;
+}
+template <class T>
+std::string group_refusal(T BufferGroup::*field, T value) {
+  return refusal([&](Geometry& changed) { changed.groups[0].*field = value; });
+}
+
+TEST(GeometryTest, AcceptsAPackedPool) {
+  EXPECT_EQ(refusal([](Geometry&) {}), "");
+  EXPECT_EQ(group_refusal(&BufferGroup::order, PageOrder::head_major), "");
+  EXPECT_EQ(refusal([](Geometry& changed) { changed.model_id.clear(); }), "");
+}
+
+TEST(GeometryTest, NamesAFieldThatIsZero) {
+  EXPECT_EQ(group_refusal(&BufferGroup::layers, 0U), "geometry: group kv: layers is 0");
+  EXPECT_EQ(group_refusal(&BufferGroup::buffers_per_layer, 0U),
+            "geometry: group kv: buffers_per_layer is 0");
+  EXPECT_EQ(group_refusal(&BufferGroup::heads, 0U), "geometry: group kv: heads is 0");
+  EXPECT_EQ(group_refusal(&BufferGroup::head_bytes, 0U), "geometry: group kv: head_bytes is 0");
+  EXPECT_EQ(group_refusal(&BufferGroup::page_size, 0U), "geometry: group kv: page_size is 0");
+  EXPECT_EQ(group_refusal(&BufferGroup::page_count, 0U), "geometry: group kv: page_count is 0");
+}
+
+TEST(GeometryTest, KeepsToItsLimits) {
+  EXPECT_EQ(refusal([](Geometry& changed) { changed.groups.clear(); }),
+            "geometry: 0 groups, 1 to 16 allowed");
+  const auto groups = [](std::size_t count) {
+    return refusal([&](Geometry& changed) {
+      changed.groups.assign(count, group());
+      for (std::size_t i = 0; i < count; ++i) changed.groups[i].name = "g" + std::to_string(i);
+    });
+  };
+  EXPECT_EQ(groups(16), "");
+  EXPECT_EQ(groups(17), "geometry: 17 groups, 1 to 16 allowed");
+  EXPECT_EQ(group_refusal(&BufferGroup::layers, 2048U), "");
+  EXPECT_EQ(group_refusal(&BufferGroup::layers, 2049U),
+            "geometry: group kv: layers is 2049, which makes 4098 buffers, at most 4096 allowed");
+  EXPECT_NE(group_refusal(&BufferGroup::layers, kMax32), "");
+  EXPECT_EQ(group_refusal(&BufferGroup::buffers_per_layer, 3U),
+            "geometry: group kv: buffers_per_layer is 3, at most 2 allowed");
+  EXPECT_EQ(refusal([](Geometry& changed) { changed.model_id.assign(257, 'm'); }),
+            "geometry: model_id has 257 bytes, at most 256 allowed");
+  EXPECT_EQ(group_refusal(&BufferGroup::name, std::string(257, 'n')),
+            "geometry: group name has 257 bytes, at most 256 allowed");
+}
+
+TEST(GeometryTest, RefusesNamesThatDoNotTellGroupsApart) {
+  EXPECT_EQ(group_refusal(&BufferGroup::name, std::string{}),
+            "geometry: group name \"\" is not made of letters, digits, _ and -");
+  EXPECT_NE(group_refusal(&BufferGroup::name, std::string{"a.b"}), "");
+  EXPECT_EQ(group_refusal(&BufferGroup::name, std::string{"Draft-kv_2"}), "");
+  EXPECT_EQ(refusal([](Geometry& changed) { changed.groups.push_back(group()); }),
+            "geometry: groups 0 and 1 are both named kv");
+}
+
+TEST(GeometryTest, RefusesValuesThatAreNoEnumerators) {
+  EXPECT_EQ(group_refusal(&BufferGroup::element_type, static_cast<ElementType>(8)),
+            "geometry: group kv: element_type 8 is not known");
+  EXPECT_EQ(group_refusal(&BufferGroup::order, static_cast<PageOrder>(0)),
+            "geometry: group kv: order 0 is not known");
+}
+
+TEST(GeometryTest, RefusesStridesThatMakeBytesFallTogether) {
+  EXPECT_EQ(group_refusal<std::uint64_t>(&BufferGroup::page_stride, 512), "");
+  EXPECT_EQ(group_refusal<std::uint64_t>(&BufferGroup::page_stride, 511),
+            "geometry: group kv: page_stride is 511, but what it steps over takes 512 bytes");
+  EXPECT_EQ(group_refusal<std::uint64_t>(&BufferGroup::head_stride, 15),
+            "geometry: group kv: head_stride is 15, but what it steps over takes 16 bytes");
+  EXPECT_EQ(group_refusal<std::uint64_t>(&BufferGroup::token_stride, 63),
+            "geometry: group kv: token_stride is 63, but what it steps over takes 64 bytes");
+  // Wider tokens no longer fit the packed page.
+  EXPECT_EQ(group_refusal<std::uint64_t>(&BufferGroup::token_stride, 80),
+            "geometry: group kv: page_stride is 512, but what it steps over takes 624 bytes");
+}
+
+TEST(GeometryTest, AcceptsGapsAndHeadsThatStepOverPages) {
+  const auto strides = [](PageOrder order, std::uint64_t token, std::uint64_t head,
+                          std::uint64_t page) {
+    return refusal([&](Geometry& changed) {
+      changed.groups[0].order = order;
+      changed.groups[0].token_stride = token;
+      changed.groups[0].head_stride = head;
+      changed.groups[0].page_stride = page;
+    });
+  };
+  EXPECT_EQ(strides(PageOrder::token_major, 100, 20, 1000), "");
+  EXPECT_EQ(strides(PageOrder::token_major, 64, 16, 1024), "");     // K and V in turns
+  EXPECT_EQ(strides(PageOrder::head_major, 16, 128 * 5, 128), "");  // [head][page][token]
+  EXPECT_EQ(strides(PageOrder::token_major, 16, 128, 512),
+            "geometry: group kv: order is token_major, but token_stride is 16 and head_stride 128");
+  EXPECT_EQ(strides(PageOrder::head_major, 64, 16, 512),
+            "geometry: group kv: order is head_major, but token_stride is 64 and head_stride 16");
+}
+
+TEST(GeometryTest, RefusesOffsetsThatWrap) {
+  EXPECT_NE(group_refusal(&BufferGroup::page_stride, kMax64), "");
+  EXPECT_NE(group_refusal(&BufferGroup::page_stride, kMax64 / 4), "");
+  EXPECT_NE(group_refusal(&BufferGroup::token_stride, kMax64), "");
+  EXPECT_NE(group_refusal(&BufferGroup::head_stride, kMax64), "");
+  EXPECT_EQ(group_refusal(&BufferGroup::page_count, kMax32), "");
+  EXPECT_EQ(refusal([](Geometry& changed) {
+              changed.groups[0].heads = changed.groups[0].head_bytes = changed.groups[0].page_size =
+                  kMax32;
+            }),
+            "geometry: group kv: page_size 4294967295 x heads 4294967295 x head_bytes 4294967295 "
+            "is above 2^63 bytes");
+}
+
+TEST(GeometryTest, ChecksThePoolsBuffers) {
+  std::byte memory{};
+  Pool pool{.geometry = geometry(), .buffers = {{&memory, &memory, &memory, &memory}}};
+  EXPECT_TRUE(validate(pool));
+  pool.buffers[0][2] = nullptr;
+  EXPECT_EQ(validate(pool).error().message, "pool: buffer 2 of group kv is null");
+  pool.buffers[0].pop_back();
+  EXPECT_EQ(validate(pool).error().message, "pool: group kv has 3 buffers, 2 layers x 2 need 4");
+  pool.buffers.clear();
+  EXPECT_EQ(validate(pool).error().message, "pool: buffers of 0 groups, the geometry has 1");
+  pool.geometry.groups.clear();
+  EXPECT_EQ(validate(pool).error().message, "geometry: 0 groups, 1 to 16 allowed");
+}
+
+// acceptance 19
+TEST(GeometryTest, NamesTheFirstFieldThatDiffersWithBothValues) {
+  const auto difference = [](auto change) {
+    Geometry decode = geometry();
+    change(decode);
+    const Status status = check_compatible(geometry(), decode);
+    if (status) return std::string{};
+    EXPECT_EQ(status.error().code, ErrorCode::failed_precondition);
+    return status.error().message;
+  };
+  const auto in_group = [&](auto field, auto value) {
+    return difference([&](Geometry& decode) { decode.groups[0].*field = value; });
+  };
+  EXPECT_EQ(difference([](Geometry& g) { g.model_id = "other"; }),
+            "geometry differs: model_id is tiny on prefill and other on decode");
+  EXPECT_EQ(in_group(&BufferGroup::name, "mla"),
+            "geometry differs: groups is 1 (kv) on prefill and 1 (mla) on decode");
+  EXPECT_EQ(difference([](Geometry& g) {
+              g.groups.push_back(group());
+              g.groups[1].name = "idx";
+            }),
+            "geometry differs: groups is 1 (kv) on prefill and 2 (kv, idx) on decode");
+  EXPECT_EQ(in_group(&BufferGroup::layers, 3U),
+            "geometry differs: kv.layers is 2 on prefill and 3 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::buffers_per_layer, 1U),
+            "geometry differs: kv.buffers_per_layer is 2 on prefill and 1 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::element_type, ElementType::f16),
+            "geometry differs: kv.element_type is bf16 on prefill and f16 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::heads, 2U),
+            "geometry differs: kv.heads is 4 on prefill and 2 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::head_bytes, 8U),
+            "geometry differs: kv.head_bytes is 16 on prefill and 8 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::page_size, 16U),
+            "geometry differs: kv.page_size is 8 on prefill and 16 on decode");
+  // What may differ: how the bytes lie.
+  EXPECT_EQ(difference([](Geometry& g) {
+              g.groups[0].order = PageOrder::head_major;
+              g.groups[0].page_stride = 4096;
+              g.groups[0].page_count = 99;
+            }),
+            "");
+}
+
+TEST(GeometryTest, DescribesWhatIsCompared) {
+  const std::vector<std::pair<std::string, std::string>> expected{
+      {"model_id", "tiny"},          {"groups", "1 (kv)"},        {"kv.layers", "2"},
+      {"kv.buffers_per_layer", "2"}, {"kv.element_type", "bf16"}, {"kv.heads", "4"},
+      {"kv.head_bytes", "16"},       {"kv.page_size", "8"}};
+  EXPECT_EQ(describe(geometry()), expected);
+}
+
+TEST(GeometryTest, NamesItsEnumerators) {
+  EXPECT_EQ(to_string(ElementType::f8_e4m3), "f8_e4m3");
+  EXPECT_EQ(to_string(PageOrder::head_major), "head_major");
+}
+
+TEST(PageShapeTest, CopiesAWholePageWhereBothSidesArePackedAlike) {
+  const FragmentShape whole{1, 0, 1, 0, 512};
+  for (const PageOrder order : {PageOrder::token_major, PageOrder::head_major}) {
+    const BufferGroup packed = group(order);
+    BufferGroup spaced = packed;
+    spaced.page_stride = 4096;  // pages apart, each in one piece
+    EXPECT_EQ(page_shape(packed, packed, spaced), whole) << to_string(order);
+    EXPECT_EQ(page_shape(spaced, packed, spaced), whole) << to_string(order);
+  }
+}
+
+TEST(PageShapeTest, JoinsRowsThatTouch) {
+  BufferGroup spaced_tokens = group();
+  spaced_tokens.token_stride = 100;
+  spaced_tokens.page_stride = 1000;
+  EXPECT_EQ(page_shape(spaced_tokens, spaced_tokens, group()), (FragmentShape{8, 100, 1, 0, 64}));
+  BufferGroup spaced_heads = spaced_tokens;
+  spaced_heads.head_stride = 20;
+  EXPECT_EQ(page_shape(spaced_heads, spaced_heads, group()), (FragmentShape{8, 100, 4, 20, 16}));
+  EXPECT_EQ(page_shape(group(), spaced_heads, group()), (FragmentShape{1, 0, 1, 0, 512}));
+}
+
+// Copies a page of `from` to a slot and on to a page of `to`, row by row as the shapes say.
+void move_page(const BufferGroup& from, const BufferGroup& to, const std::vector<int>& source,
+               std::vector<int>& destination) {
+  const auto rows = [](const FragmentShape& shape, auto call) {
+    std::uint64_t slot = 0;
+    for (std::uint32_t outer = 0; outer < shape.outer; ++outer) {
+      for (std::uint32_t inner = 0; inner < shape.inner; ++inner) {
+        for (std::uint64_t byte = 0; byte < shape.row_bytes; ++byte)
+          call(outer * shape.outer_stride + inner * shape.inner_stride + byte, slot++);
+      }
+    }
+    EXPECT_EQ(slot, shape.bytes());
+  };
+  std::vector<int> slot(from.page_bytes(), -1);
+  rows(page_shape(from, from, to),
+       [&](std::uint64_t at, std::uint64_t in_slot) { slot.at(in_slot) = source.at(at); });
+  rows(page_shape(to, from, to),
+       [&](std::uint64_t at, std::uint64_t in_slot) { destination.at(at) = slot.at(in_slot); });
+}
+
+// acceptance 15, 20
+TEST(PageShapeTest, BringsEveryByteFromAnyLayoutToItsPlaceInAnyOther) {
+  struct Layout {
+    PageOrder order;
+    std::uint64_t token, head, page;
+  };
+  const std::vector<Layout> layouts{
+      {PageOrder::token_major, 0, 0, 0},  {PageOrder::head_major, 0, 0, 0},
+      {PageOrder::token_major, 9, 2, 64}, {PageOrder::token_major, 10, 3, 64},
+      {PageOrder::token_major, 0, 0, 64}, {PageOrder::head_major, 2, 12, 64},
+      {PageOrder::head_major, 3, 20, 90}, {PageOrder::head_major, 2, 100, 8}};
+  for (const std::uint32_t heads : {1U, 3U}) {
+    for (const std::uint32_t page_size : {1U, 4U}) {
+      for (const Layout& from_layout : layouts) {
+        for (const Layout& to_layout : layouts) {
+          const auto make = [&](const Layout& layout) {
+            BufferGroup made = group(layout.order);
+            made.heads = heads;
+            made.head_bytes = 2;
+            made.page_size = page_size;
+            made.token_stride = layout.token;
+            made.head_stride = layout.head;
+            made.page_stride = layout.page;
+            made.page_count = 2;
+            EXPECT_TRUE(validate(geometry(made))) << validate(geometry(made)).error().message;
+            return made;
+          };
+          // Where a byte lies, from the declaration alone.
+          const auto place = [&](const BufferGroup& side, std::uint64_t token, std::uint64_t head,
+                                 std::uint64_t byte) {
+            const bool token_major = side.order == PageOrder::token_major;
+            const std::uint64_t token_stride =
+                side.token_stride != 0 ? side.token_stride : (token_major ? heads * 2U : 2U);
+            const std::uint64_t head_stride =
+                side.head_stride != 0 ? side.head_stride : (token_major ? 2U : page_size * 2U);
+            return token * token_stride + head * head_stride + byte;
+          };
+          const BufferGroup from = make(from_layout);
+          const BufferGroup to = make(to_layout);
+          std::vector<int> source(512);
+          std::iota(source.begin(), source.end(), 1000);
+          std::vector<int> destination(512, -7);
+          std::vector<int> expected = destination;
+          move_page(from, to, source, destination);
+          for (std::uint64_t token = 0; token < page_size; ++token) {
+            for (std::uint64_t head = 0; head < heads; ++head) {
+              for (std::uint64_t byte = 0; byte < 2; ++byte)
+                expected.at(place(to, token, head, byte)) =
+                    source.at(place(from, token, head, byte));
+            }
+          }
+          ASSERT_EQ(destination, expected) << "from " << (&from_layout - layouts.data()) << " to "
+                                           << (&to_layout - layouts.data()) << ", heads " << heads
+                                           << ", page_size " << page_size;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvshard
