@@ -158,6 +158,7 @@ class Memory final : public RegisteredMemory {
   [[nodiscard]] std::span<std::byte> bytes() const noexcept override { return bytes_; }
   [[nodiscard]] std::span<const std::byte> packed() const noexcept override { return packed_; }
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+  [[nodiscard]] bool of(const Rank& rank) const noexcept { return rank_.get() == &rank; }
 
  private:
   std::shared_ptr<Rank> rank_;
@@ -257,6 +258,9 @@ class LoopbackEndpoint final : public Endpoint {
       return Error{ErrorCode::invalid_argument,
                    fmt::format("fetch of {} bytes at {} from a peer's memory of {} bytes",
                                local.size(), offset, memory_bytes_)};
+    if (report_.path == TransferPath::automatic)
+      return Error{ErrorCode::failed_precondition,
+                   "no path was chosen: probe() has not ended well"};
     return submit(offset, local, listener, false);
   }
 
@@ -316,7 +320,7 @@ Result<std::unique_ptr<RegisteredMemory>> LoopbackTransport::register_memory(
 
 Status LoopbackTransport::serve(const RegisteredMemory& memory) {
   const auto* ours = dynamic_cast<const Memory*>(&memory);
-  if (ours == nullptr)
+  if (ours == nullptr || !ours->of(*rank_))
     return Error{ErrorCode::invalid_argument, "the memory was registered with another transport"};
   rank_->serve(ours->id(), ours->bytes());
   return {};
