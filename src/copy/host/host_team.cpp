@@ -16,7 +16,7 @@ HostTeam::~HostTeam() {
 
 void HostTeam::run(std::uint64_t blocks, Task task, void* context) noexcept {
   next_block_.store(0, std::memory_order_relaxed);
-  if (helpers_.empty() || blocks < 2) return work(blocks, task, context);
+  if (helpers_.empty()) return work(blocks, task, context);
   {
     const MutexLock lock{mutex_};
     ++round_;

@@ -22,7 +22,6 @@ class HostTeam {
   HostTeam(const HostTeam&) = delete;
   HostTeam& operator=(const HostTeam&) = delete;
 
-  [[nodiscard]] std::size_t helpers() const noexcept { return helpers_.size(); }
   /// Calls task(context, block) once for each block in [0, blocks), here and on the helpers, and
   /// returns when the last call has. A helper that wakes too late is not waited for.
   void run(std::uint64_t blocks, Task task, void* context) noexcept;
