@@ -52,7 +52,7 @@ struct Chunk {
   std::uint32_t layer_count{0};        ///< 0: all layers
   EventHandle ready{nullptr};          ///< CUDA engines: no byte is read before it; borrowed until the room's event
   bool last{false};                    ///< nothing follows; the room's length is where this chunk ends
-  std::span<const std::byte> side_data;  ///< with `last`: up to 64 KiB for the decode side; copied
+  std::span<const std::byte> side_data{};  ///< with `last`: up to 64 KiB for the decode side; copied
 };
 
 /// A room's end on this rank: its pages are not touched any more and may be freed.

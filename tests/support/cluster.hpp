@@ -18,6 +18,8 @@ inline std::string to_string(Where where) {
   return where == Where::loopback ? "Loopback" : where == Where::ucx_threads ? "UcxThreads" : "UcxProcesses";
 }
 
+inline void PrintTo(Where where, std::ostream* out) { *out << to_string(where); }
+
 struct ClusterOptions {
   Where where{Where::loopback};
   std::uint32_t shard_size{2};

@@ -130,7 +130,8 @@ class ChildPrefill final : public PrefillDriver {
     reply >> member_.shard_rank >> member_.host >> member_.port >> member_.incarnation;
   }
   ~ChildPrefill() override {
-    socket_.reset();  // the child leaves
+    // Later children hold copies of our end of the socket, so closing it would not be seen.
+    (void)::send(socket_.get(), "quit", 4, MSG_NOSIGNAL);
     if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
   }
 
@@ -230,6 +231,7 @@ class ChildPrefill final : public PrefillDriver {
       std::string verb;
       in >> verb;
       std::ostringstream reply;
+      if (verb == "quit") return;
       if (verb == "member") {
         const GroupMember member = local.member();
         reply << member.shard_rank << ' ' << member.host << ' ' << member.port << ' ' << member.incarnation;

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "demo/channel.hpp"
+
+namespace demo {
+
+/// What a rank process is told on its command line.
+struct RoleOptions {
+  std::string registry;       ///< host:port
+  std::string group;
+  std::uint64_t epoch{1};
+  std::uint32_t shard_rank{0};
+  std::uint32_t shard_size{1};
+  std::string model;          ///< a checkpoint
+  std::uint32_t page_size{16};
+  std::uint32_t pool_pages{64};  ///< usable pages of this rank
+  std::uint32_t chunk_tokens{128};
+  std::string memory{"host"};
+  std::string path{"auto"};
+};
+
+/// A prefill rank's process: computes prompts, keeps the pages that it owns, serves them. Messages in:
+///   {"op": "prefill", "room", "prompt"}   draw pages, compute, publish chunk by chunk
+///   {"op": "free", "room"}                give the pages back; sent to all ranks in one order
+/// Messages out: {"ready": true}, {"released": room, "error"?}, {"failed": why}
+int run_prefill(const RoleOptions& options, Channel& channel);
+
+/// A decode rank's process: pulls a prompt's pages from every shard rank and decodes. Messages in:
+///   {"op": "decode", "room", "prompt_tokens", "count", "damage"}
+/// Messages out: {"ready": true}, {"room", "tokens", "logits", ...} or {"room", "error"}, {"failed": why}
+int run_decode(const RoleOptions& options, Channel& channel);
+
+}  // namespace demo
