@@ -141,7 +141,7 @@ class Run {
     row_.prompts = variant.prompts.size();
     RoleOptions role = options.role;
     role.registry = registry;
-    role.group = "demo";
+    role.group = "demo-" + std::to_string(epoch);
     role.epoch = epoch;
     role.model = variant.model;
     role.shard_size = shard_size;
@@ -153,7 +153,7 @@ class Run {
         pool_pages = std::uint64_t{role.pool_pages} * shard_size +
                      variant.prompts.size() * (options.count / role.page_size + 2);
       }
-      ranks_.push_back(RankProcess::start({self(), decode ? "decode" : "prefill",
+      ranks_.push_back(RankProcess({self(), decode ? "decode" : "prefill",
                                            "--registry", role.registry, "--group", role.group,
                                            "--epoch", std::to_string(role.epoch),
                                            "--shard-rank", std::to_string(role.shard_rank),
@@ -201,7 +201,7 @@ class Run {
   };
 
   Result<Json> receive(RankProcess& rank) {
-    const auto message = rank.channel.receive();
+    const auto message = rank.channel().receive();
     if (!message) return Error{ErrorCode::unavailable, "a rank process died"};
     if (message->contains("failed")) return Error{ErrorCode::unavailable, "a rank failed: " + (*message)["failed"].get<std::string>()};
     return *message;
@@ -226,14 +226,14 @@ class Run {
                                          {"count", prompt.unsplit.tokens.size()},
                                          {"damage", options_.damage && id == 0}}
                                   : Json{{"op", "prefill"}, {"room", id}, {"prompt", prompt.tokens}};
-      if (!ranks_[rank].channel.send(message)) return Error{ErrorCode::unavailable, "a rank process died"};
+      if (!ranks_[rank].channel().send(message)) return Error{ErrorCode::unavailable, "a rank process died"};
     }
     return {};
   }
 
   Status handle_next_message() {
     std::vector<pollfd> fds;
-    for (const RankProcess& rank : ranks_) fds.push_back({.fd = rank.channel.fd(), .events = POLLIN, .revents = 0});
+    for (RankProcess& rank : ranks_) fds.push_back({.fd = rank.channel().fd(), .events = POLLIN, .revents = 0});
     if (::poll(fds.data(), fds.size(), 60'000) == 0) return Error{ErrorCode::deadline_exceeded, "no rank said anything for 60 s"};
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (fds[rank].revents == 0) continue;
@@ -281,11 +281,12 @@ class Run {
     if (--room.open_ends > 0) return {};
     KVSHARD_TRY(allocator_->free_chain(room.pages));
     for (std::size_t rank = 0; rank < row_.shard_size; ++rank) {
-      if (!ranks_[rank].channel.send({{"op", "free"}, {"room", id}})) return Error{ErrorCode::unavailable, "a rank process died"};
+      if (!ranks_[rank].channel().send({{"op", "free"}, {"room", id}})) return Error{ErrorCode::unavailable, "a rank process died"};
     }
     rooms_.erase(id);
     ++finished_;
-    std::printf("\r  %-13s N=%u: %zu of %zu prompts", row_.variant.c_str(), row_.shard_size, finished_, row_.prompts);
+    std::printf("%s  %-13s N=%u: %zu of %zu prompts%s", ::isatty(STDOUT_FILENO) != 0 ? "\r" : "", row_.variant.c_str(),
+                row_.shard_size, finished_, row_.prompts, ::isatty(STDOUT_FILENO) != 0 && finished_ < row_.prompts ? "" : "\n");
     std::fflush(stdout);
     return {};
   }
@@ -349,7 +350,6 @@ int run_demo(const Options& options) {
         std::fprintf(stderr, "\nkvshard-demo: %s N=%u: %s\n", variant->name.c_str(), shard_size, row.error().message.c_str());
         return 1;
       }
-      std::printf("\n");
       rows.push_back(*row);
     }
   }

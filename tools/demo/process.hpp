@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,6 +51,14 @@ class Process {
     ::kill(pid_, signal);
     wait();
   }
+  /// Waits for it to end by itself, for five seconds at most.
+  void leave() noexcept {
+    if (pid_ <= 0) return;
+    const kvshard::UniqueFd handle{static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))};
+    pollfd fd{.fd = handle.get(), .events = POLLIN, .revents = 0};
+    if (::poll(&fd, 1, 5'000) != 1) return end(SIGKILL);
+    wait();
+  }
   void wait() noexcept {
     if (pid_ > 0) ::waitpid(std::exchange(pid_, -1), nullptr, 0);
   }
@@ -57,17 +67,28 @@ class Process {
   pid_t pid_{-1};
 };
 
-/// A rank process and the way to talk to it. When it goes, the child sees its end of file and leaves.
-struct RankProcess {
-  Process process;
-  Channel channel;
-
-  static RankProcess start(std::vector<std::string> arguments) {
+/// A rank process and the way to talk to it. When this goes, the child sees the end of its channel, says
+/// goodbye to its peers and the registry, and leaves.
+class RankProcess {
+ public:
+  explicit RankProcess(const std::vector<std::string>& arguments) {
     int ends[2] = {-1, -1};
     (void)::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
-    kvshard::UniqueFd ours{ends[0]};
-    return {Process{arguments, kvshard::UniqueFd{ends[1]}}, Channel{std::move(ours)}};
+    channel_.emplace(kvshard::UniqueFd{ends[0]});
+    process_ = Process{arguments, kvshard::UniqueFd{ends[1]}};
   }
+  RankProcess(RankProcess&&) noexcept = default;
+  RankProcess& operator=(RankProcess&&) noexcept = default;
+  ~RankProcess() {
+    channel_.reset();
+    process_.leave();
+  }
+
+  [[nodiscard]] Channel& channel() noexcept { return *channel_; }
+
+ private:
+  std::optional<Channel> channel_;
+  Process process_;
 };
 
 }  // namespace demo
