@@ -22,16 +22,20 @@ class DecodeEngine {
  public:
   static Result<std::unique_ptr<DecodeEngine>> create(const RoleOptions& options) {
     KVSHARD_TRY(auto model, tiny_llm::Model::load(options.model));
-    KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), options.page_size, options.pool_pages + 1));
+    KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), options.page_size,
+                                                    options.pool_pages + 1));
     std::unique_ptr<DecodeEngine> made{new DecodeEngine{std::move(model), std::move(pool)}};
-    for (std::uint32_t page = options.pool_pages; page > 0; --page) made->free_pages_.push_back(LocalPage{page});
+    for (std::uint32_t page = options.pool_pages; page > 0; --page)
+      made->free_pages_.push_back(LocalPage{page});
     KVSHARD_TRY(made->layout_, PageLayout::create(options.shard_size, options.page_size));
     KVSHARD_TRY(auto backends, make_backends(options));
     DecodeOptions rank;
     rank.pool = made->pool_.describe(made->model_.id());
-    KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(rank), std::move(backends.transport), std::move(backends.engine)));
+    KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(rank), std::move(backends.transport),
+                                                std::move(backends.engine)));
     KVSHARD_TRY(auto registry, make_http_registry(options.registry));
-    KVSHARD_TRY(const GroupSpec group, wait_for_group(*registry, options.group, std::chrono::seconds{20}));
+    KVSHARD_TRY(const GroupSpec group,
+                wait_for_group(*registry, options.group, std::chrono::seconds{20}));
     KVSHARD_TRY(made->group_, made->rank_->connect(group, std::chrono::seconds{20}));
     return made;
   }
@@ -39,8 +43,8 @@ class DecodeEngine {
   struct Request {
     std::uint64_t room;
     std::size_t prompt_tokens;
-    std::size_t count;   // tokens to decode
-    bool damage;         // spoil one page after it has landed
+    std::size_t count;  // tokens to decode
+    bool damage;        // spoil one page after it has landed
     std::vector<LocalPage> pages;
   };
 
@@ -48,20 +52,24 @@ class DecodeEngine {
     const auto prompt_pages = static_cast<std::uint32_t>(layout_->pages_for(request.prompt_tokens));
     const std::uint64_t all_pages = layout_->pages_for(request.prompt_tokens + request.count);
     if (all_pages > free_pages_.size()) {
-      return Error{ErrorCode::resource_exhausted,
-                   "decode needs " + std::to_string(all_pages) + " pages, has " + std::to_string(free_pages_.size())};
+      return Error{ErrorCode::resource_exhausted, "decode needs " + std::to_string(all_pages) +
+                                                      " pages, has " +
+                                                      std::to_string(free_pages_.size())};
     }
     // What one shard sends lands on neighbouring pages.
-    std::vector<LocalPage> taken{free_pages_.end() - static_cast<std::ptrdiff_t>(all_pages), free_pages_.end()};
+    std::vector<LocalPage> taken{free_pages_.end() - static_cast<std::ptrdiff_t>(all_pages),
+                                 free_pages_.end()};
     free_pages_.resize(free_pages_.size() - all_pages);
     std::reverse(taken.begin(), taken.end());
     request.pages = taken;
     const ClassMajorOrder order{*layout_, Position{0}, prompt_pages};
-    for (std::uint32_t i = 0; i < prompt_pages; ++i) request.pages[index(order.position(i))] = taken[i];
-    KVSHARD_TRY(const PullId pull, rank_->pull({.group = group_,
-                                                .room = RoomId{request.room},
-                                                .pages = std::span{request.pages}.first(prompt_pages),
-                                                .deadline = std::chrono::seconds{60}}));
+    for (std::uint32_t i = 0; i < prompt_pages; ++i)
+      request.pages[index(order.position(i))] = taken[i];
+    KVSHARD_TRY(const PullId pull,
+                rank_->pull({.group = group_,
+                             .room = RoomId{request.room},
+                             .pages = std::span{request.pages}.first(prompt_pages),
+                             .deadline = std::chrono::seconds{60}}));
     running_.emplace(pull, std::move(request));
     return {};
   }
@@ -76,10 +84,12 @@ class DecodeEngine {
       return answer;
     }
     std::uint64_t wire_ns = 0;
-    for (const SourceTiming& source : event.sources) wire_ns += static_cast<std::uint64_t>(source.wire.count());
+    for (const SourceTiming& source : event.sources)
+      wire_ns += static_cast<std::uint64_t>(source.wire.count());
     answer["tokens"] = decoded->tokens;
-    answer["logits"] = Json::binary({reinterpret_cast<const std::uint8_t*>(decoded->logits.data()),
-                                     reinterpret_cast<const std::uint8_t*>(decoded->logits.data() + decoded->logits.size())});
+    answer["logits"] = Json::binary(
+        {reinterpret_cast<const std::uint8_t*>(decoded->logits.data()),
+         reinterpret_cast<const std::uint8_t*>(decoded->logits.data() + decoded->logits.size())});
     answer["bytes"] = event.bytes;
     answer["wire_ns"] = wire_ns;
     answer["first_token_ns"] = first_token_.time_since_epoch().count();
@@ -90,18 +100,22 @@ class DecodeEngine {
   DecodeRank& rank() { return *rank_; }
 
  private:
-  DecodeEngine(tiny_llm::Model model, tiny_llm::KvPool pool) : model_{std::move(model)}, pool_{std::move(pool)} {}
+  DecodeEngine(tiny_llm::Model model, tiny_llm::KvPool pool)
+      : model_{std::move(model)}, pool_{std::move(pool)} {}
 
   // The prompt's last logits came beside its pages: they give the first token.
   Result<tiny_llm::Generated> decode(const Request& request, const PullEvent& event) {
     if (!event.status) return event.status.error();
     std::vector<float> logits(model_.config().vocab);
-    if (event.side_data.size() != 1 || event.side_data[0].bytes.size() != logits.size() * sizeof(float))
+    if (event.side_data.size() != 1 ||
+        event.side_data[0].bytes.size() != logits.size() * sizeof(float))
       return Error{ErrorCode::data_loss, "the first token's logits did not come"};
     std::memcpy(logits.data(), event.side_data[0].bytes.data(), event.side_data[0].bytes.size());
     first_token_ = std::chrono::steady_clock::now();
     if (request.damage) {
-      for (float& value : pool_.page(0, request.pages[request.prompt_tokens / layout_->page_size() / 2])) value = -value;
+      for (float& value :
+           pool_.page(0, request.pages[request.prompt_tokens / layout_->page_size() / 2]))
+        value = -value;
     }
     KVSHARD_TRY(auto cache, tiny_llm::PagedKv::create(pool_, request.pages));
     return tiny_llm::generate_greedy(model_, cache, request.prompt_tokens, logits, request.count);
@@ -136,11 +150,12 @@ int run_decode(const RoleOptions& options, Channel& channel) {
     const auto message = channel.receive();
     if (!message) return 0;
     const Json& request = *message;
-    const Status status = engine.start({.room = request["room"].get<std::uint64_t>(),
-                                        .prompt_tokens = request["prompt_tokens"].get<std::size_t>(),
-                                        .count = request["count"].get<std::size_t>(),
-                                        .damage = request["damage"].get<bool>(),
-                                        .pages = {}});
+    const Status status =
+        engine.start({.room = request["room"].get<std::uint64_t>(),
+                      .prompt_tokens = request["prompt_tokens"].get<std::size_t>(),
+                      .count = request["count"].get<std::size_t>(),
+                      .damage = request["damage"].get<bool>(),
+                      .pages = {}});
     if (!status) return give_up(channel, status.error().message);
   }
 }

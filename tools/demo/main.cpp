@@ -64,15 +64,19 @@ struct Row {
 
   [[nodiscard]] bool good() const {
     return same_tokens == prompts && same_logits == prompts &&
-           (answers == 0 || (right_split == right_unsplit &&
-                             static_cast<double>(right_split) >= 0.99 * static_cast<double>(answers)));
+           (answers == 0 ||
+            (right_split == right_unsplit &&
+             static_cast<double>(right_split) >= 0.99 * static_cast<double>(answers)));
   }
 };
 
-std::filesystem::path self() { return std::filesystem::read_symlink("/proc/self/exe"); }
+std::filesystem::path self() {
+  return std::filesystem::read_symlink("/proc/self/exe");
+}
 
 // Decoding on one pool that holds everything: what the split runs must repeat.
-Result<tiny_llm::Generated> decode_unsplit(const tiny_llm::Model& model, const std::vector<tiny_llm::Token>& prompt,
+Result<tiny_llm::Generated> decode_unsplit(const tiny_llm::Model& model,
+                                           const std::vector<tiny_llm::Token>& prompt,
                                            std::size_t count, std::uint32_t page_size) {
   const std::size_t pages = (prompt.size() + count + page_size - 1) / page_size;
   KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), page_size,
@@ -89,9 +93,10 @@ Result<tiny_llm::Generated> decode_unsplit(const tiny_llm::Model& model, const s
 Result<Variant> make_variant(const std::string& path, const Options& options) {
   KVSHARD_TRY(const auto model, tiny_llm::Model::load(path));
   const tiny_llm::Config& config = model.config();
-  Variant variant{.name = config.attention == tiny_llm::Attention::latent ? "latent (MLA)" : "grouped (GQA)",
-                  .model = path,
-                  .prompts = {}};
+  Variant variant{
+      .name = config.attention == tiny_llm::Attention::latent ? "latent (MLA)" : "grouped (GQA)",
+      .model = path,
+      .prompts = {}};
   const std::size_t count = std::min<std::size_t>(options.count, config.max_tokens / 4);
   for (std::uint32_t i = 0; i < options.prompts; ++i) {
     Prompt prompt;
@@ -108,7 +113,8 @@ Result<Variant> make_variant(const std::string& path, const Options& options) {
         prompt.tokens.push_back((state >> 8) % config.vocab);
       }
     }
-    KVSHARD_TRY(prompt.unsplit, decode_unsplit(model, prompt.tokens, count, options.role.page_size));
+    KVSHARD_TRY(prompt.unsplit,
+                decode_unsplit(model, prompt.tokens, count, options.role.page_size));
     variant.prompts.push_back(std::move(prompt));
   }
   return variant;
@@ -126,66 +132,52 @@ Result<std::string> start_registry(Process& process) {
   std::string line;
   for (char c = 0; ::read(reading.get(), &c, 1) == 1 && c != '\n';) line += c;
   const std::size_t at = line.rfind(' ');
-  if (at == std::string::npos) return Error{ErrorCode::unavailable, "kvshard-registry did not start: " + program};
+  if (at == std::string::npos)
+    return Error{ErrorCode::unavailable, "kvshard-registry did not start: " + program};
   return line.substr(at + 1);
 }
 
 /// One group of N prefill ranks and a decode rank, and the scheduler that feeds them.
 class Run {
  public:
-  Run(const Options& options, const Variant& variant, std::uint32_t shard_size, const std::string& registry,
-      std::uint64_t epoch)
-      : options_{options}, variant_{variant} {
+  Run(const Options& options, const Variant& variant, std::uint32_t shard_size,
+      const std::string& registry, std::uint64_t epoch)
+      : options_{options}, variant_{variant}, role_{options.role} {
     row_.variant = variant.name;
     row_.shard_size = shard_size;
     row_.prompts = variant.prompts.size();
-    RoleOptions role = options.role;
-    role.registry = registry;
-    role.group = "demo-" + std::to_string(epoch);
-    role.epoch = epoch;
-    role.model = variant.model;
-    role.shard_size = shard_size;
-    for (std::uint32_t rank = 0; rank <= shard_size; ++rank) {
-      const bool decode = rank == shard_size;
-      role.shard_rank = decode ? 0 : rank;
-      std::uint64_t pool_pages = role.pool_pages;
-      if (decode) {  // it holds every running request whole, and their new tokens
-        pool_pages = std::uint64_t{role.pool_pages} * shard_size +
-                     variant.prompts.size() * (options.count / role.page_size + 2);
-      }
-      ranks_.push_back(RankProcess({self(), decode ? "decode" : "prefill",
-                                           "--registry", role.registry, "--group", role.group,
-                                           "--epoch", std::to_string(role.epoch),
-                                           "--shard-rank", std::to_string(role.shard_rank),
-                                           "--shard-size", std::to_string(shard_size),
-                                           "--model", role.model,
-                                           "--page-size", std::to_string(role.page_size),
-                                           "--pool-pages", std::to_string(pool_pages),
-                                           "--chunk", std::to_string(role.chunk_tokens),
-                                           "--memory", role.memory, "--path", role.path}));
-    }
+    role_.registry = registry;
+    role_.group = "demo-" + std::to_string(epoch);
+    role_.epoch = epoch;
+    role_.model = variant.model;
+    role_.shard_size = shard_size;
   }
-
   Result<Row> run() {
     KVSHARD_TRY(const auto layout, PageLayout::create(row_.shard_size, options_.role.page_size));
     KVSHARD_TRY(auto allocator, PageAllocator::create(layout, options_.role.pool_pages));
     KVSHARD_TRY(const auto capacity,
-                CapacityCheck::create(layout, std::uint64_t{options_.role.pool_pages} * options_.role.page_size,
-                                      {AdmissionRule::normal()}));
+                CapacityCheck::create(
+                    layout, std::uint64_t{options_.role.pool_pages} * options_.role.page_size,
+                    {AdmissionRule::normal()}));
     allocator_ = &allocator;
-    for (const Prompt& prompt : variant_.prompts) KVSHARD_TRY(capacity.check_intake(prompt.tokens.size()));
+    for (const Prompt& prompt : variant_.prompts)
+      KVSHARD_TRY(capacity.check_intake(prompt.tokens.size()));
     std::size_t longest = 0;
-    for (const Prompt& prompt : variant_.prompts) longest = std::max<std::size_t>(longest, layout.pages_for(prompt.tokens.size()));
-    row_.pages_per_rank = longest % row_.shard_size == 0
-                              ? std::to_string(longest / row_.shard_size)
-                              : fmt::format("{}-{}", longest / row_.shard_size, longest / row_.shard_size + 1);
+    for (const Prompt& prompt : variant_.prompts)
+      longest = std::max<std::size_t>(longest, layout.pages_for(prompt.tokens.size()));
+    row_.pages_per_rank =
+        longest % row_.shard_size == 0
+            ? std::to_string(longest / row_.shard_size)
+            : fmt::format("{}-{}", longest / row_.shard_size, longest / row_.shard_size + 1);
+    start_ranks();
     for (RankProcess& rank : ranks_) KVSHARD_TRY(await_ready(rank));
 
     std::uint64_t next = 0;
     while (finished_ < variant_.prompts.size()) {
       // First come, first served: the head waits until it fits, and intake said that it can.
-      while (next < variant_.prompts.size() &&
-             capacity.check_now(variant_.prompts[next].tokens.size(), allocator.admissible_tokens())) {
+      while (
+          next < variant_.prompts.size() &&
+          capacity.check_now(variant_.prompts[next].tokens.size(), allocator.admissible_tokens())) {
         KVSHARD_TRY(start(next++));
       }
       KVSHARD_TRY(handle_next_message());
@@ -200,10 +192,38 @@ class Run {
     std::size_t open_ends{0};  // ranks that have not let go of it
   };
 
+  void start_ranks() {
+    RoleOptions role = role_;
+    const std::uint32_t shard_size = role.shard_size;
+    for (std::uint32_t rank = 0; rank <= shard_size; ++rank) {
+      const bool decode = rank == shard_size;
+      role.shard_rank = decode ? 0 : rank;
+      std::uint64_t pool_pages = role.pool_pages;
+      if (decode) {  // it holds every running request whole, and their new tokens
+        pool_pages = std::uint64_t{role.pool_pages} * shard_size +
+                     variant_.prompts.size() * (options_.count / role.page_size + 2);
+      }
+      ranks_.push_back(RankProcess({self(),         decode ? "decode" : "prefill",
+                                    "--registry",   role.registry,
+                                    "--group",      role.group,
+                                    "--epoch",      std::to_string(role.epoch),
+                                    "--shard-rank", std::to_string(role.shard_rank),
+                                    "--shard-size", std::to_string(shard_size),
+                                    "--model",      role.model,
+                                    "--page-size",  std::to_string(role.page_size),
+                                    "--pool-pages", std::to_string(pool_pages),
+                                    "--chunk",      std::to_string(role.chunk_tokens),
+                                    "--memory",     role.memory,
+                                    "--path",       role.path}));
+    }
+  }
+
   Result<Json> receive(RankProcess& rank) {
     const auto message = rank.channel().receive();
     if (!message) return Error{ErrorCode::unavailable, "a rank process died"};
-    if (message->contains("failed")) return Error{ErrorCode::unavailable, "a rank failed: " + (*message)["failed"].get<std::string>()};
+    if (message->contains("failed"))
+      return Error{ErrorCode::unavailable,
+                   "a rank failed: " + (*message)["failed"].get<std::string>()};
     return *message;
   }
   Status await_ready(RankProcess& rank) {
@@ -220,21 +240,25 @@ class Run {
     room.open_ends = ranks_.size();
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const bool decode = rank == row_.shard_size;
-      const Json message = decode ? Json{{"op", "decode"},
-                                         {"room", id},
-                                         {"prompt_tokens", prompt.tokens.size()},
-                                         {"count", prompt.unsplit.tokens.size()},
-                                         {"damage", options_.damage && id == 0}}
-                                  : Json{{"op", "prefill"}, {"room", id}, {"prompt", prompt.tokens}};
-      if (!ranks_[rank].channel().send(message)) return Error{ErrorCode::unavailable, "a rank process died"};
+      const Json message = decode
+                               ? Json{{"op", "decode"},
+                                      {"room", id},
+                                      {"prompt_tokens", prompt.tokens.size()},
+                                      {"count", prompt.unsplit.tokens.size()},
+                                      {"damage", options_.damage && id == 0}}
+                               : Json{{"op", "prefill"}, {"room", id}, {"prompt", prompt.tokens}};
+      if (!ranks_[rank].channel().send(message))
+        return Error{ErrorCode::unavailable, "a rank process died"};
     }
     return {};
   }
 
   Status handle_next_message() {
     std::vector<pollfd> fds;
-    for (RankProcess& rank : ranks_) fds.push_back({.fd = rank.channel().fd(), .events = POLLIN, .revents = 0});
-    if (::poll(fds.data(), fds.size(), 60'000) == 0) return Error{ErrorCode::deadline_exceeded, "no rank said anything for 60 s"};
+    for (RankProcess& rank : ranks_)
+      fds.push_back({.fd = rank.channel().fd(), .events = POLLIN, .revents = 0});
+    if (::poll(fds.data(), fds.size(), 60'000) == 0)
+      return Error{ErrorCode::deadline_exceeded, "no rank said anything for 60 s"};
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (fds[rank].revents == 0) continue;
       KVSHARD_TRY(const Json message, receive(ranks_[rank]));
@@ -249,7 +273,8 @@ class Run {
   }
 
   Status take_result(const Json& message) {
-    if (message.contains("error")) return Error{ErrorCode::unavailable, message["error"].get<std::string>()};
+    if (message.contains("error"))
+      return Error{ErrorCode::unavailable, message["error"].get<std::string>()};
     const auto id = message["room"].get<std::uint64_t>();
     const Prompt& prompt = variant_.prompts[id];
     tiny_llm::Generated split;
@@ -269,7 +294,8 @@ class Run {
     row_.wire_ns += message["wire_ns"].get<std::uint64_t>();
     const std::chrono::steady_clock::time_point first_token{
         std::chrono::steady_clock::duration{message["first_token_ns"].get<std::int64_t>()}};
-    row_.first_token_ms.push_back(std::chrono::duration<double, std::milli>{first_token - rooms_[id].started}.count());
+    row_.first_token_ms.push_back(
+        std::chrono::duration<double, std::milli>{first_token - rooms_[id].started}.count());
     row_.paths.insert(message["path"].get<std::string>());
     row_.slowest = message["summary"].get<std::string>();
     return {};
@@ -281,18 +307,21 @@ class Run {
     if (--room.open_ends > 0) return {};
     KVSHARD_TRY(allocator_->free_chain(room.pages));
     for (std::size_t rank = 0; rank < row_.shard_size; ++rank) {
-      if (!ranks_[rank].channel().send({{"op", "free"}, {"room", id}})) return Error{ErrorCode::unavailable, "a rank process died"};
+      if (!ranks_[rank].channel().send({{"op", "free"}, {"room", id}}))
+        return Error{ErrorCode::unavailable, "a rank process died"};
     }
     rooms_.erase(id);
     ++finished_;
-    std::printf("%s  %-13s N=%u: %zu of %zu prompts%s", ::isatty(STDOUT_FILENO) != 0 ? "\r" : "", row_.variant.c_str(),
-                row_.shard_size, finished_, row_.prompts, ::isatty(STDOUT_FILENO) != 0 && finished_ < row_.prompts ? "" : "\n");
+    std::printf("%s  %-13s N=%u: %zu of %zu prompts%s", ::isatty(STDOUT_FILENO) != 0 ? "\r" : "",
+                row_.variant.c_str(), row_.shard_size, finished_, row_.prompts,
+                ::isatty(STDOUT_FILENO) != 0 && finished_ < row_.prompts ? "" : "\n");
     std::fflush(stdout);
     return {};
   }
 
   const Options& options_;
   const Variant& variant_;
+  RoleOptions role_;
   Row row_;
   std::vector<RankProcess> ranks_;  // prefill ranks, then the decode rank
   PageAllocator* allocator_{nullptr};
@@ -301,34 +330,46 @@ class Run {
 };
 
 std::string percent(std::size_t right, std::size_t answers) {
-  return answers == 0 ? "n/a" : fmt::format("{:.2f} %", 100.0 * static_cast<double>(right) / static_cast<double>(answers));
+  return answers == 0 ? "n/a"
+                      : fmt::format("{:.2f} %", 100.0 * static_cast<double>(right) /
+                                                    static_cast<double>(answers));
 }
 
 void print_table(const std::vector<Row>& rows) {
-  std::printf("\n%-13s %2s %8s %11s %10s %10s %8s %8s %9s %7s %9s %s\n", "variant", "N", "prompts", "pages/rank",
-              "unsplit", "split", "tokens", "logits", "moved", "GB/s", "first tok", "path");
+  std::printf("\n%-13s %2s %8s %11s %10s %10s %8s %8s %9s %7s %9s %s\n", "variant", "N", "prompts",
+              "pages/rank", "unsplit", "split", "tokens", "logits", "moved", "GB/s", "first tok",
+              "path");
   for (const Row& row : rows) {
     std::vector<double> times = row.first_token_ms;
     std::sort(times.begin(), times.end());
     const auto same = [&](std::size_t count) {
-      return count == row.prompts ? std::string{"same"} : fmt::format("{} differ", row.prompts - count);
+      return count == row.prompts ? std::string{"same"}
+                                  : fmt::format("{} differ", row.prompts - count);
     };
-    std::printf("%-13s %2u %8zu %11s %10s %10s %8s %8s %6.2f MB %7.2f %6.0f ms %s\n", row.variant.c_str(),
-                row.shard_size, row.prompts, row.pages_per_rank.c_str(), percent(row.right_unsplit, row.answers).c_str(),
-                percent(row.right_split, row.answers).c_str(), same(row.same_tokens).c_str(),
-                same(row.same_logits).c_str(), static_cast<double>(row.bytes) / 1e6,
-                row.wire_ns == 0 ? 0.0 : static_cast<double>(row.bytes) / static_cast<double>(row.wire_ns),
-                times.empty() ? 0.0 : times[times.size() / 2],
-                fmt::format("{}", fmt::join(row.paths, "+")).c_str());
+    std::printf(
+        "%-13s %2u %8zu %11s %10s %10s %8s %8s %6.2f MB %7.2f %6.0f ms %s\n", row.variant.c_str(),
+        row.shard_size, row.prompts, row.pages_per_rank.c_str(),
+        percent(row.right_unsplit, row.answers).c_str(),
+        percent(row.right_split, row.answers).c_str(), same(row.same_tokens).c_str(),
+        same(row.same_logits).c_str(), static_cast<double>(row.bytes) / 1e6,
+        row.wire_ns == 0 ? 0.0 : static_cast<double>(row.bytes) / static_cast<double>(row.wire_ns),
+        times.empty() ? 0.0 : times[times.size() / 2],
+        fmt::format("{}", fmt::join(row.paths, "+")).c_str());
   }
-  std::printf("\nunsplit, split: share of recall answers that are right. GB/s: bytes over the time of their fetches.\n"
-              "first tok: median time from the request to its first token on the decode rank, queueing included.\n");
-  for (const Row& row : rows) std::printf("last pull, %s N=%u: %s\n", row.variant.c_str(), row.shard_size, row.slowest.c_str());
+  std::printf(
+      "\nunsplit, split: share of recall answers that are right. GB/s: bytes over the time of "
+      "their fetches.\n"
+      "first tok: median time from the request to its first token on the decode rank, queueing "
+      "included.\n");
+  for (const Row& row : rows)
+    std::printf("last pull, %s N=%u: %s\n", row.variant.c_str(), row.shard_size,
+                row.slowest.c_str());
 }
 
 int run_demo(const Options& options) {
-  std::printf("kvshard-demo: %u prompts, page size %u tokens, chunks of %u tokens, %s memory\n", options.prompts,
-              options.role.page_size, options.role.chunk_tokens, options.role.memory.c_str());
+  std::printf("kvshard-demo: %u prompts, page size %u tokens, chunks of %u tokens, %s memory\n",
+              options.prompts, options.role.page_size, options.role.chunk_tokens,
+              options.role.memory.c_str());
   Process registry_process;
   const auto registry = start_registry(registry_process);
   if (!registry) {
@@ -341,31 +382,44 @@ int run_demo(const Options& options) {
   for (const std::string& model : options.models) {
     const auto variant = make_variant(model, options);
     if (!variant) {
-      std::fprintf(stderr, "kvshard-demo: %s: %s\n", model.c_str(), variant.error().message.c_str());
+      std::fprintf(stderr, "kvshard-demo: %s: %s\n", model.c_str(),
+                   variant.error().message.c_str());
       return 1;
     }
     for (const std::uint32_t shard_size : options.shard_sizes) {
       const auto row = Run{options, *variant, shard_size, *registry, ++epoch}.run();
       if (!row) {
-        std::fprintf(stderr, "\nkvshard-demo: %s N=%u: %s\n", variant->name.c_str(), shard_size, row.error().message.c_str());
+        std::fprintf(stderr, "\nkvshard-demo: %s N=%u: %s\n", variant->name.c_str(), shard_size,
+                     row.error().message.c_str());
         return 1;
       }
       rows.push_back(*row);
     }
   }
   print_table(rows);
-  const bool good = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.good(); });
+  const bool good =
+      std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.good(); });
   std::printf("%s\n", good ? "PASS: every split run repeats the unsplit one, bit for bit"
                            : "FAIL: a split run differs from the unsplit one");
   return good ? 0 : 1;
 }
 
 void add_role_options(CLI::App& app, RoleOptions& role) {
-  app.add_option("--page-size", role.page_size, "tokens in a page")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_option("--pool-pages", role.pool_pages, "usable pages of each prefill rank")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--chunk", role.chunk_tokens, "tokens computed and published at once")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--memory", role.memory, "where pages lie")->check(CLI::IsMember({"host", "cuda"}))->capture_default_str();
-  app.add_option("--path", role.path, "how slots travel")->check(CLI::IsMember({"auto", "get", "am"}))->capture_default_str();
+  app.add_option("--page-size", role.page_size, "tokens in a page")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--pool-pages", role.pool_pages, "usable pages of each prefill rank")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--chunk", role.chunk_tokens, "tokens computed and published at once")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--memory", role.memory, "where pages lie")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--path", role.path, "how slots travel")
+      ->check(CLI::IsMember({"auto", "get", "am"}))
+      ->capture_default_str();
 }
 
 void add_child_options(CLI::App& app, RoleOptions& role) {
@@ -381,11 +435,21 @@ void add_child_options(CLI::App& app, RoleOptions& role) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{"A real small model decodes over N page shards, and must say what it says unsplit."};
-  app.add_option("--shards", options.shard_sizes, "shard sizes N to run")->delimiter(',')->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--model", options.models, "checkpoints (ours or llama2.c's); default: both trained variants")->check(CLI::ExistingFile);
-  app.add_option("--prompts", options.prompts, "prompts for each N")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--count", options.count, "tokens to decode for each prompt")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_flag("--damage", options.damage, "spoil one landed page of one prompt: the demo must then fail");
+  app.add_option("--shards", options.shard_sizes, "shard sizes N to run")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--model", options.models,
+                 "checkpoints (ours or llama2.c's); default: both trained variants")
+      ->check(CLI::ExistingFile);
+  app.add_option("--prompts", options.prompts, "prompts for each N")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--count", options.count, "tokens to decode for each prompt")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_flag("--damage", options.damage,
+               "spoil one landed page of one prompt: the demo must then fail");
   add_role_options(app, options.role);
   CLI::App* const prefill = app.add_subcommand("prefill", "")->group("");
   CLI::App* const decode = app.add_subcommand("decode", "")->group("");
@@ -397,11 +461,14 @@ int main(int argc, char** argv) {
     Channel channel{UniqueFd{3}};
     return *prefill ? run_prefill(role, channel) : run_decode(role, channel);
   }
-  if (options.models.empty()) options.models = {TINY_LLM_MODELS_DIR "/grouped.bin", TINY_LLM_MODELS_DIR "/latent.bin"};
+  if (options.models.empty())
+    options.models = {TINY_LLM_MODELS_DIR "/grouped.bin", TINY_LLM_MODELS_DIR "/latent.bin"};
   return run_demo(options);
 }
 
 }  // namespace
 }  // namespace demo
 
-int main(int argc, char** argv) { return demo::main(argc, argv); }
+int main(int argc, char** argv) {
+  return demo::main(argc, argv);
+}

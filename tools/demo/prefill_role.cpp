@@ -21,11 +21,12 @@ class PrefillEngine {
  public:
   static Result<std::unique_ptr<PrefillEngine>> create(const RoleOptions& options) {
     KVSHARD_TRY(auto model, tiny_llm::Model::load(options.model));
-    KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), options.page_size, options.pool_pages + 1));
+    KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), options.page_size,
+                                                    options.pool_pages + 1));
     KVSHARD_TRY(const auto layout, PageLayout::create(options.shard_size, options.page_size));
     KVSHARD_TRY(auto allocator, PageAllocator::create(layout, options.pool_pages));
-    std::unique_ptr<PrefillEngine> made{
-        new PrefillEngine{options, std::move(model), std::move(pool), layout, std::move(allocator)}};
+    std::unique_ptr<PrefillEngine> made{new PrefillEngine{
+        options, std::move(model), std::move(pool), layout, std::move(allocator)}};
     KVSHARD_TRY(auto backends, make_backends(options));
     PrefillOptions rank;
     rank.group = options.group;
@@ -33,10 +34,12 @@ class PrefillEngine {
     rank.shard_rank = options.shard_rank;
     rank.shard_size = options.shard_size;
     rank.pool = made->pool_.describe(made->model_.id());
-    KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport), std::move(backends.engine)));
+    KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport),
+                                                 std::move(backends.engine)));
     KVSHARD_TRY(made->registry_, make_http_registry(options.registry));
     KVSHARD_TRY(made->announcement_,
-                Announcement::start(*made->registry_, made->rank_->announcement(), std::chrono::seconds{20}));
+                Announcement::start(*made->registry_, made->rank_->announcement(),
+                                    std::chrono::seconds{20}));
     return made;
   }
 
@@ -45,8 +48,8 @@ class PrefillEngine {
     std::vector<LogicalPage> pages(layout_.pages_for(prompt.size()));
     KVSHARD_TRY(allocator_.draw_chain(pages));
     chains_[room] = pages;
-    KVSHARD_TRY(auto cache,
-                tiny_llm::ShardedPrefillKv::create(pool_, options_.shard_size, options_.shard_rank, pages));
+    KVSHARD_TRY(auto cache, tiny_llm::ShardedPrefillKv::create(pool_, options_.shard_size,
+                                                               options_.shard_rank, pages));
     KVSHARD_TRY(rank_->open(room));
     std::vector<float> logits;
     std::size_t published = 0;  // pages
@@ -75,8 +78,8 @@ class PrefillEngine {
   PrefillRank& rank() { return *rank_; }
 
  private:
-  PrefillEngine(const RoleOptions& options, tiny_llm::Model model, tiny_llm::KvPool pool, const PageLayout& layout,
-                PageAllocator allocator)
+  PrefillEngine(const RoleOptions& options, tiny_llm::Model model, tiny_llm::KvPool pool,
+                const PageLayout& layout, PageAllocator allocator)
       : options_{options},
         model_{std::move(model)},
         pool_{std::move(pool)},
@@ -115,8 +118,10 @@ int run_prefill(const RoleOptions& options, Channel& channel) {
     const auto message = channel.receive();
     if (!message) return 0;  // the parent is done with us
     const RoomId room{(*message)["room"].get<std::uint64_t>()};
-    const Status status = (*message)["op"] == "free" ? engine.free(room)
-                                                     : engine.prefill(room, (*message)["prompt"].get<std::vector<tiny_llm::Token>>());
+    const Status status =
+        (*message)["op"] == "free"
+            ? engine.free(room)
+            : engine.prefill(room, (*message)["prompt"].get<std::vector<tiny_llm::Token>>());
     if (!status) return give_up(channel, status.error().message);
   }
 }

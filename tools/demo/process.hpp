@@ -1,8 +1,8 @@
 #pragma once
 
 #include <fcntl.h>
-#include <signal.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -23,7 +23,8 @@ class Process {
   Process() = default;
   Process(const std::vector<std::string>& arguments, kvshard::UniqueFd child_fd) {
     std::vector<char*> argv;
-    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    for (const std::string& argument : arguments)
+      argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
     const pid_t parent = ::getpid();
     pid_ = ::fork();

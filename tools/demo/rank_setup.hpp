@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "demo/roles.hpp"
 #include "base/try.hpp"
+#include "demo/roles.hpp"
 #include "kvshard/copy_engine.hpp"
 #include "kvshard/transport.hpp"
 
@@ -21,11 +21,12 @@ inline kvshard::Result<Backends> make_backends(const RoleOptions& options) {
   using namespace kvshard;
   const bool cuda = options.memory == "cuda";
   Backends made;
-  KVSHARD_TRY(made.transport, make_transport({.kind = TransportOptions::Kind::ucx,
-                                              .path = options.path == "get"  ? TransferPath::get
-                                                      : options.path == "am" ? TransferPath::am
-                                                                             : TransferPath::automatic,
-                                              .cuda_device = cuda ? 0 : -1}));
+  KVSHARD_TRY(made.transport,
+              make_transport({.kind = TransportOptions::Kind::ucx,
+                              .path = options.path == "get"  ? TransferPath::get
+                                      : options.path == "am" ? TransferPath::am
+                                                             : TransferPath::automatic,
+                              .cuda_device = cuda ? 0 : -1}));
   CopyEngineOptions copy;
   copy.memory = cuda ? MemoryKind::cuda : MemoryKind::host;
   KVSHARD_TRY(made.engine, make_copy_engine(copy));

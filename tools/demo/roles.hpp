@@ -9,12 +9,12 @@ namespace demo {
 
 /// What a rank process is told on its command line.
 struct RoleOptions {
-  std::string registry;       ///< host:port
+  std::string registry;  ///< host:port
   std::string group;
   std::uint64_t epoch{1};
   std::uint32_t shard_rank{0};
   std::uint32_t shard_size{1};
-  std::string model;          ///< a checkpoint
+  std::string model;  ///< a checkpoint
   std::uint32_t page_size{16};
   std::uint32_t pool_pages{64};  ///< usable pages of this rank
   std::uint32_t chunk_tokens{128};
