@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Installs what building, testing and linting kvshard need on Debian 12, if anything is missing.
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build ccache git pkg-config          # build
+  libucx-dev libspdlog-dev libfmt-dev                  # the library
+  nlohmann-json3-dev libcli11-dev                      # registry, tools
+  libgtest-dev libgmock-dev libbenchmark-dev           # tests and benches
+  clang-format clang-tidy python3 iproute2             # checks; a network to cut in tests
+)
+
+if ! command -v dpkg-query > /dev/null; then
+  echo "== packages: this is no Debian; you need the equivalent of: ${packages[*]}"
+  exit 0
+fi
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2> /dev/null || true)
+  [[ $status == installed ]] || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  echo "== packages: all ${#packages[@]} are there"
+  exit 0
+fi
+echo "== packages: installing ${missing[*]}"
+as_root=()
+[[ $(id -u) == 0 ]] || as_root=(sudo)
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -qq -y --no-install-recommends "${missing[@]}" > /dev/null

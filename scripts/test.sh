@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Everything that needs no GPU: packages, format and layer checks, then build and tests three times:
+# optimised, with the address and undefined-behaviour sanitizers, with the thread sanitizer. Where nvcc is
+# there, the CUDA code and its tests are compiled too.
+#   scripts/test.sh [preset...]   only these: release, asan, tsan
+# Ends with ctest's summary of the last run; each run has its own above.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+presets=("$@")
+((${#presets[@]})) || presets=(release asan tsan)
+jobs=$(nproc)
+failed=()
+
+# build PRESET [TARGET...]: says nothing of what went well.
+build() {
+  local preset=$1 log
+  shift
+  log=$(mktemp)
+  echo "== build: preset $preset, in build/$preset"
+  if ! { cmake --preset "$preset" && cmake --build --preset "$preset" --parallel "$jobs" ${@:+--target "$@"}; } \
+    > "$log" 2>&1; then
+    grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking|Re-checking|Copying)' "$log" | tail -n 200
+    rm -f "$log"
+    return 1
+  fi
+  rm -f "$log"
+}
+
+scripts/setup.sh
+echo "== format"
+scripts/format.sh --check
+echo "== layers"
+scripts/check_layers.py
+
+if command -v nvcc > /dev/null; then
+  cmake --preset cuda > /dev/null
+  # Its other tests are those of the release build.
+  mapfile -t targets < <(ninja -C build/cuda -t targets all |
+    sed -nE 's/^([a-z0-9_-]*(cuda|gpu|kernel)[a-z0-9_-]*(test|bench)): phony.*/\1/p' | sort -u)
+  build cuda kvshard "${targets[@]}"
+  echo "== cuda: compiled the library and ${#targets[@]} programs (${targets[*]}); run them where a GPU is"
+else
+  echo "== cuda: skipped, there is no nvcc"
+fi
+
+for preset in "${presets[@]}"; do
+  build "$preset"
+  run=()
+  # The thread sanitizer of GCC 12 cannot map its shadow under a kernel's full address randomisation.
+  if [[ $preset == tsan ]] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
+  echo "== test: preset $preset"
+  "${run[@]}" ctest --preset "$preset" --parallel "$jobs" || failed+=("$preset")
+done
+if ((${#failed[@]})); then
+  echo "== tests failed in: ${failed[*]}"
+  exit 1
+fi
