@@ -139,7 +139,8 @@ class KVSHARD_EXPORT PageAllocator {
   Status short_of(std::uint32_t rank, std::uint64_t needed) const;
   std::size_t mark(std::span<const LogicalPage> pages, PageState from, PageState to) noexcept;
   void take(std::uint32_t rank, std::uint64_t count, LogicalPage* to, std::size_t step) noexcept;
-  void give(std::uint32_t rank, LogicalPage page) noexcept;
+  void give(std::uint32_t rank, std::uint64_t count, const LogicalPage* from,
+            std::size_t step) noexcept;
 
   PageLayout layout_;
   std::uint32_t pages_per_rank_;

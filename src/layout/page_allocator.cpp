@@ -20,6 +20,12 @@ constexpr std::uint32_t words_for(std::uint32_t bits) noexcept {
   return bits / kWordBits + (bits % kWordBits != 0 ? 1 : 0);
 }
 
+// Long segments are drawn and freed in blocks that stay in the first-level cache while each owner in turn
+// fills, or empties, every shard_size-th place.
+constexpr std::size_t block_pages(std::size_t shard_size) noexcept {
+  return std::max<std::size_t>(1, 2048 / shard_size) * shard_size;
+}
+
 // The owner with most free pages; of equals, the lowest rank.
 std::uint32_t fullest(std::span<const std::uint32_t> free) noexcept {
   return static_cast<std::uint32_t>(std::max_element(free.begin(), free.end()) - free.begin());
@@ -97,8 +103,10 @@ PageAllocator::PageAllocator(const PageLayout& layout, std::uint32_t pages_per_r
   filled_.resize(std::size_t{shard_size} * words_for(words));
   std::fill(free_.begin(), free_.end(), 0);
   for (std::uint32_t rank = 0; rank < shard_size; ++rank)
-    for (std::uint32_t local = 1; local <= pages_per_rank; ++local)
-      give(rank, layout.logical(rank, LocalPage{local}));
+    for (std::uint32_t local = 1; local <= pages_per_rank; ++local) {
+      const auto page = layout.logical(rank, LocalPage{local});
+      give(rank, 1, &page, 1);
+    }
 }
 
 Result<PageAllocator> PageAllocator::create(const PageLayout& layout, std::uint32_t pages_per_rank,
@@ -130,9 +138,14 @@ Status PageAllocator::draw(std::span<const DrawSegment> segments) {
   for (const auto& segment : segments) {
     // The bases that check_draw() chose: it counted down from the same numbers.
     const auto base = segment.base ? *segment.base : fullest(free_);
-    for (std::uint32_t offset = 0; offset < shard_size && offset < segment.pages.size(); ++offset)
-      take(layout_.owner_after(base, std::uint64_t{index(segment.first)} + offset),
-           layout_.share(segment.pages.size(), offset), segment.pages.data() + offset, shard_size);
+    const auto start = layout_.owner_after(base, index(segment.first));
+    const auto block = block_pages(shard_size);
+    for (std::size_t at = 0; at < segment.pages.size(); at += block) {
+      const auto pages = segment.pages.subspan(at, std::min(block, segment.pages.size() - at));
+      for (std::uint32_t offset = 0; offset < shard_size && offset < pages.size(); ++offset)
+        take(layout_.owner_after(start, offset), layout_.share(pages.size(), offset),
+             pages.data() + offset, shard_size);
+    }
   }
   return {};
 }
@@ -187,9 +200,10 @@ void PageAllocator::take(std::uint32_t rank, std::uint64_t count, LogicalPage* t
   KVSHARD_ASSERT(count <= free_[rank]);
   if (order_ == FreeOrder::last_freed_first) {
     const auto* const top = lists_.data() + std::size_t{rank} * pages_per_rank_ + free_[rank];
+    auto* const state = state_.data();
     for (std::size_t i = 0; i < count; ++i) {
       const auto page = *(top - 1 - i);
-      state_[index(page)] = PageState::used;
+      state[index(page)] = PageState::used;
       to[i * step] = page;
     }
     free_[rank] -= static_cast<std::uint32_t>(count);
@@ -234,16 +248,20 @@ Status PageAllocator::free(std::span<const FreeSegment> segments) {
     return refuse_page(segment.pages[marked], std::uint64_t{index(segment.first)} + marked);
   }
   const auto shard_size = layout_.shard_size();
-  for (const auto& [base, first, pages] : segments) {
+  for (const auto& segment : segments) {
     if (group_open_) {
-      group_.insert(group_.end(), pages.begin(), pages.end());
+      group_.insert(group_.end(), segment.pages.begin(), segment.pages.end());
       continue;
     }
     // Last page first, so that the chain is drawn again in its order.
-    auto rank = layout_.owner_after(base, std::uint64_t{index(first)} + pages.size());
-    for (std::size_t k = pages.size(); k-- > 0;) {
-      rank = rank == 0 ? shard_size - 1 : rank - 1;
-      give(rank, pages[k]);
+    const auto start = layout_.owner_after(segment.base, index(segment.first));
+    const auto block = block_pages(shard_size);
+    for (auto at = (segment.pages.size() + block - 1) / block * block; at > 0;) {
+      at -= block;
+      const auto pages = segment.pages.subspan(at, std::min(block, segment.pages.size() - at));
+      for (std::uint32_t offset = 0; offset < shard_size && offset < pages.size(); ++offset)
+        give(layout_.owner_after(start, offset), layout_.share(pages.size(), offset),
+             pages.data() + offset, shard_size);
     }
   }
   return {};
@@ -261,7 +279,7 @@ Status PageAllocator::end_free_group() {
   if (!group_open_) return Error{ErrorCode::failed_precondition, "no free group is open"};
   for (std::size_t k = group_.size(); k-- > 0;) {
     state_[index(group_[k])] = PageState::free;
-    give(layout_.owner(group_[k]), group_[k]);
+    give(layout_.owner(group_[k]), 1, &group_[k], 1);
   }
   group_.clear();
   group_open_ = false;
@@ -272,11 +290,12 @@ Status PageAllocator::end_free_group() {
 // marked.
 std::size_t PageAllocator::mark(std::span<const LogicalPage> pages, PageState from,
                                 PageState to) noexcept {
+  const std::span state{state_};  // not reloaded after each store
   std::size_t k = 0;
   for (; k < pages.size(); ++k) {
     const auto page = index(pages[k]);
-    if (page >= state_.size() || state_[page] != from) break;
-    state_[page] = to;
+    if (page >= state.size() || state[page] != from) break;
+    state[page] = to;
   }
   return k;
 }
@@ -321,19 +340,24 @@ Status PageAllocator::refuse_page(LogicalPage page, std::uint64_t position) cons
   return Error{ErrorCode::invalid_argument, fmt::format("{} stands twice in one free", what)};
 }
 
-// Adds a page to its rank's list.
-void PageAllocator::give(std::uint32_t rank, LogicalPage page) noexcept {
-  const auto count = free_[rank]++;
+// Adds from[0], from[step], ... to a rank's list, so that they are drawn again in this order.
+void PageAllocator::give(std::uint32_t rank, std::uint64_t count, const LogicalPage* from,
+                         std::size_t step) noexcept {
   if (order_ == FreeOrder::last_freed_first) {
-    lists_[std::size_t{rank} * pages_per_rank_ + count] = page;
-    return;
+    auto* const top = lists_.data() + std::size_t{rank} * pages_per_rank_ + free_[rank];
+    for (std::size_t i = 0; i < count; ++i) top[count - 1 - i] = from[i * step];
+  } else {
+    const auto words = words_for(pages_per_rank_);
+    auto* const bits = bits_.data() + std::size_t{rank} * words;
+    auto* const filled = filled_.data() + std::size_t{rank} * words_for(words);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto bit = layout_.divisor().quotient(index(from[i * step]) - rank) - 1;
+      const auto word = bit / kWordBits;
+      bits[word] |= std::uint64_t{1} << (bit % kWordBits);
+      filled[word / kWordBits] |= std::uint64_t{1} << (word % kWordBits);
+    }
   }
-  const auto words = words_for(pages_per_rank_);
-  const auto bit = layout_.divisor().quotient(index(page) - rank) - 1;
-  const auto word = bit / kWordBits;
-  bits_[std::size_t{rank} * words + word] |= std::uint64_t{1} << (bit % kWordBits);
-  filled_[std::size_t{rank} * words_for(words) + word / kWordBits] |= std::uint64_t{1}
-                                                                      << (word % kWordBits);
+  free_[rank] += static_cast<std::uint32_t>(count);
 }
 
 // ---- admission and accounting
@@ -439,7 +463,7 @@ Status PageAllocator::restore(std::span<const std::byte> snapshot) {
       if (layout_.owner(list[i]) != rank)
         return not_a_snapshot(fmt::format("page {} is listed for rank {}", index(list[i]), rank));
     }
-    for (std::uint32_t i = counts[rank]; i-- > 0;) fresh.give(rank, list[i]);
+    fresh.give(rank, counts[rank], list.data(), 1);
   }
   for (std::uint32_t i = 0; i < grouped; ++i) {
     KVSHARD_TRY(const auto page, read(PageState::grouped));
