@@ -6,6 +6,11 @@
 #include "base/log.hpp"
 
 namespace kvshard::ucx {
+namespace {
+
+constexpr std::chrono::seconds kSettleLimit{1};
+
+}  // namespace
 
 Result<std::unique_ptr<Connection>> Connection::open(ucp_worker_h worker,
                                                      std::span<const std::byte> worker_address,
@@ -60,7 +65,20 @@ Connection::~Connection() {
 }
 
 void Connection::close() noexcept {
+  if (std::exchange(closing_, true)) return;
+  close_by_ = std::chrono::steady_clock::now() + kSettleLimit;
+  progress_close();
+}
+
+void Connection::progress_close() noexcept {
+  if (!closing_ || endpoint_ == nullptr) return;
+  if (settled_ || failure_ != UCS_OK || std::chrono::steady_clock::now() >= close_by_)
+    force_close();
+}
+
+void Connection::force_close() noexcept {
   if (endpoint_ == nullptr) return;
+  closing_ = true;
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,7 +12,7 @@
 
 namespace kvshard::ucx {
 
-/// The five active messages, and the one header that all of them have. Values travel between ranks.
+/// The six active messages, and the one header that all of them have. Values travel between ranks.
 enum class Message : unsigned {
   hello =
       1,  ///< decode -> owner, first: `path` names the way back, data is decode's sealed address
@@ -20,6 +21,7 @@ enum class Message : unsigned {
   refusal =
       4,    ///< owner -> decode: no bytes for `fetch`; offset is a Refusal, length the served bytes
   bye = 5,  ///< decode -> owner: `path` is not needed any more
+  welcome = 6,  ///< owner -> decode: `path` stands
 };
 enum class Refusal : std::uint64_t { not_served = 1, out_of_range = 2, send_failed = 3 };
 
@@ -34,8 +36,13 @@ static_assert(sizeof(MessageHeader) == 32);
 
 /// One UCP endpoint in peer error mode, and the count of what UCX still runs on it.
 ///
-/// Closing is always by force: it does not wait for the peer. UCX then ends every operation with an
-/// error, but not at once, so memory is free only when idle() says so.
+/// Closing is by force: it does not wait for operations, which UCX then ends with an error, though not
+/// at once. Memory is free only when idle() says so.
+///
+/// It does wait, for at most a second, until the connection has settled. UCX pairs the endpoints of two
+/// workers by counting them on either side; one that is closed while it still connects is counted on one
+/// side only, and all later pairs of these workers are then wrong: hangs and leaked sockets, seen on
+/// 1.13.1.
 ///
 /// Owns:    the endpoint. The destructor requires idle().
 /// Threads: worker-bound. Never close inside a UCX callback.
@@ -53,7 +60,13 @@ class Connection {
   [[nodiscard]] ucp_ep_h handle() const noexcept { return endpoint_; }
   /// UCS_OK while it works.
   [[nodiscard]] ucs_status_t failure() const noexcept { return failure_; }
-  [[nodiscard]] bool usable() const noexcept { return endpoint_ != nullptr && failure_ == UCS_OK; }
+  [[nodiscard]] bool usable() const noexcept {
+    return endpoint_ != nullptr && !closing_ && failure_ == UCS_OK;
+  }
+  /// Names the connection to its peer; 0 for the way back.
+  [[nodiscard]] std::uint64_t path() const noexcept { return notes_[0].path; }
+  /// The peer has paired its endpoint with this one.
+  void settle() noexcept { settled_ = true; }
 
   /// Sends a hello or a bye, `data` being borrowed until idle(). A failure shows as the
   /// connection's.
@@ -64,6 +77,9 @@ class Connection {
   void end() noexcept { --outstanding_; }
 
   void close() noexcept;  ///< may be called twice
+  /// Goes on with a closing that waits for the connection to settle.
+  void progress_close() noexcept;
+  void force_close() noexcept;
   /// Closed, and UCX has let go of everything.
   [[nodiscard]] bool idle() const noexcept { return endpoint_ == nullptr && outstanding_ == 0; }
 
@@ -74,6 +90,9 @@ class Connection {
   bool& failure_noted_;
   ucp_ep_h endpoint_{nullptr};
   ucs_status_t failure_{UCS_OK};
+  bool settled_{false};
+  bool closing_{false};
+  std::chrono::steady_clock::time_point close_by_{};
   std::size_t outstanding_{0};
   std::array<MessageHeader, 2> notes_;  // of hello and bye; UCX reads them until they are sent
 };

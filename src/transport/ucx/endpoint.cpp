@@ -29,18 +29,16 @@ constexpr double kNativeShare = 0.5;
 }  // namespace
 
 UcxEndpoint::UcxEndpoint(UcxTransport& transport, std::unique_ptr<Connection> connection,
-                         UcpRkey rkey, const RemoteMemory& remote, std::uint64_t path_key,
+                         UcpRkey rkey, const RemoteMemory& remote, std::uint64_t path,
                          EndpointListener& listener)
     : transport_{transport},
       connection_{std::move(connection)},
       rkey_{std::move(rkey)},
       remote_address_{remote.address},
       remote_bytes_{remote.bytes},
-      path_key_{path_key},
       listener_{listener} {
   transport_.add(*this);
-  if (transport_.options().path != TransferPath::get)
-    connection_->send_note(Message::hello, path_key_, transport_.address());
+  connection_->send_note(Message::hello, path, transport_.address());
 }
 
 UcxEndpoint::~UcxEndpoint() {
@@ -106,8 +104,10 @@ void UcxEndpoint::start_get(Fetch& fetch, std::uint64_t offset) {
 }
 
 void UcxEndpoint::start_am(Fetch& fetch, std::uint64_t offset) {
-  fetch.request = {
-      .path = path_key_, .fetch = fetch.id, .offset = offset, .length = fetch.local.size()};
+  fetch.request = {.path = connection_->path(),
+                   .fetch = fetch.id,
+                   .offset = offset,
+                   .length = fetch.local.size()};
   fetch.awaiting = true;
   ucp_request_param_t param{};
   param.op_attr_mask =
@@ -222,8 +222,7 @@ void UcxEndpoint::close() noexcept {
   if (std::exchange(closing_, true)) return;
   give_up_waiting();
   if (!connection_->usable()) return connection_->close();
-  if (transport_.options().path != TransferPath::get)
-    connection_->send_note(Message::bye, path_key_, {});
+  connection_->send_note(Message::bye, connection_->path(), {});
   connection_->close();
 }
 

@@ -34,7 +34,7 @@ struct Fetch {
 class UcxEndpoint final : public Endpoint, private TransferListener {
  public:
   UcxEndpoint(UcxTransport& transport, std::unique_ptr<Connection> connection, UcpRkey rkey,
-              const RemoteMemory& remote, std::uint64_t path_key, EndpointListener& listener);
+              const RemoteMemory& remote, std::uint64_t path, EndpointListener& listener);
   ~UcxEndpoint() override;
   UcxEndpoint(const UcxEndpoint&) = delete;
   UcxEndpoint& operator=(const UcxEndpoint&) = delete;
@@ -96,7 +96,6 @@ class UcxEndpoint final : public Endpoint, private TransferListener {
   UcpRkey rkey_;
   std::uint64_t remote_address_;
   std::uint64_t remote_bytes_;
-  std::uint64_t path_key_;
   EndpointListener& listener_;
   Probe probe_;
   PathReport report_;

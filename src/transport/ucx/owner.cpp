@@ -26,6 +26,12 @@ void Owner::withdraw() noexcept {
 
 void Owner::close() noexcept {
   for (auto path = paths_.begin(); path != paths_.end();) path = close_path(path);
+  for (const auto& connection : closing_) connection->force_close();
+}
+
+void Owner::settle(std::uint64_t path) noexcept {
+  for (const auto& connection : closing_)
+    if (connection->path() == path) connection->settle();
 }
 
 Owner::Paths::iterator Owner::close_path(Paths::iterator path) {
@@ -62,12 +68,16 @@ std::size_t Owner::progress() {
       case Message::bye:
         if (const auto path = paths_.find(next.header.path); path != paths_.end()) close_path(path);
         break;
+      case Message::welcome:
       case Message::answer:
       case Message::refusal:
         KVSHARD_ASSERT(false);
     }
   }
-  events += std::erase_if(closing_, [](const auto& connection) { return connection->idle(); });
+  events += std::erase_if(closing_, [](const auto& connection) {
+    connection->progress_close();
+    return connection->idle();
+  });
   return events;
 }
 
@@ -84,7 +94,9 @@ void Owner::open_path(const Received& hello) {
     log::warning("ucx requester not reached: {}", connection.error().message);
     return;
   }
-  paths_.emplace(key, std::move(*connection));
+  auto& path = *paths_.emplace(key, std::move(*connection)).first->second;
+  path.settle();
+  send(path, Message::welcome, {.path = key}, {});
 }
 
 void Owner::answer(const MessageHeader& request) {

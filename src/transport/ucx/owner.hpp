@@ -41,6 +41,8 @@ class Owner {
   /// has let go once idle().
   void withdraw() noexcept;
   void close() noexcept;
+  /// A decode rank's connection that was retired has settled.
+  void settle(std::uint64_t path) noexcept;
   /// Closes a connection and keeps it until UCX has let go of it.
   void retire(std::unique_ptr<Connection> connection);
 

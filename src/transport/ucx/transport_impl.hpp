@@ -81,7 +81,7 @@ class UcxTransport final : public Transport {
   std::vector<Fetch*> finished_;
   std::vector<Fetch*> delivering_;
   std::uint32_t next_number_;
-  std::uint64_t next_path_key_;
+  std::uint64_t next_path_;
   std::thread::id device_set_on_;
 };
 

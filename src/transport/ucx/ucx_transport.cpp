@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using transport::EnvelopeKind;
 
 /// Longest that a destructor waits for UCX to let go of memory.
-constexpr auto kDrainLimit = 1s;
+constexpr auto kDrainLimit = 2s;
 
 std::uint64_t random_number() {
   std::random_device device;
@@ -71,7 +71,7 @@ UcxTransport::UcxTransport(const TransportOptions& options, UcpContext context, 
       owner_{worker_.get()},
       // From random starts, so that no peer knows the ids of another's fetches and paths.
       next_number_{static_cast<std::uint32_t>(random_number())},
-      next_path_key_{random_number()} {}
+      next_path_{random_number()} {}
 
 UcxTransport::~UcxTransport() {
   KVSHARD_ASSERT(endpoints_.empty() && memories_.empty());
@@ -109,6 +109,7 @@ Status UcxTransport::set_handlers() {
   KVSHARD_TRY(set(Message::request, &receive<Message::request>));
   KVSHARD_TRY(set(Message::answer, &receive<Message::answer>));
   KVSHARD_TRY(set(Message::refusal, &receive<Message::refusal>));
+  KVSHARD_TRY(set(Message::welcome, &receive<Message::welcome>));
   return set(Message::bye, &receive<Message::bye>);
 }
 
@@ -121,7 +122,12 @@ ucs_status_t UcxTransport::receive(void* self, const void* header, std::size_t h
   MessageHeader fields;
   if (header_bytes != sizeof fields) return UCS_OK;  // dropped: no message of ours
   std::memcpy(&fields, header, sizeof fields);
-  if constexpr (message == Message::answer || message == Message::refusal) {
+  if constexpr (message == Message::welcome) {
+    ours.owner_.settle(fields.path);
+    for (auto* const endpoint : ours.endpoints_)
+      if (endpoint->connection_->path() == fields.path) endpoint->connection_->settle();
+    return UCS_OK;
+  } else if constexpr (message == Message::answer || message == Message::refusal) {
     // An unknown fetch was given up meanwhile. UCX drops the data and tells the sender.
     auto* const fetch = ours.awaiting_fetch(fields.fetch);
     if (fetch == nullptr) return UCS_OK;
@@ -190,7 +196,7 @@ Result<std::unique_ptr<Endpoint>> UcxTransport::connect(std::span<const std::byt
     return ucx_error("ucp_ep_rkey_unpack", status);
   }
   return std::make_unique<UcxEndpoint>(*this, std::move(connection), UcpRkey{rkey}, remote,
-                                       next_path_key_++, listener);
+                                       next_path_++, listener);
 }
 
 void UcxTransport::remove(UcxEndpoint& endpoint, std::unique_ptr<Connection> connection) {
@@ -228,6 +234,7 @@ std::size_t UcxTransport::progress() noexcept {
   use_device();
   std::size_t events = ucp_worker_progress(worker_.get());
   events += owner_.progress();
+  for (auto* const endpoint : endpoints_) endpoint->connection_->progress_close();
   if (std::exchange(failure_noted_, false)) events += report_failures();
   events += deliver();
   return events;
