@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -74,21 +73,21 @@ class Measurer {
   void possible(const Geometry&) {}
 
   Result<std::size_t> finish() {
-    if (error_) return std::move(*error_);
+    if (!status_) return std::move(status_).error();
     return size_;
   }
 
  private:
   void limit(const char* field, std::size_t size, std::size_t max) {
-    if (size <= max || error_) return;
-    error_ = Error{ErrorCode::invalid_argument,
-                   fmt::format("{}: {} has length {}, at most {} can be sent", to_string(message_),
-                               field, size, max)};
+    if (size <= max || !status_) return;
+    status_ = Error{ErrorCode::invalid_argument,
+                    fmt::format("{}: {} has length {}, at most {} can be sent", to_string(message_),
+                                field, size, max)};
   }
 
   MessageType message_;
   std::size_t size_{0};
-  std::optional<Error> error_;
+  Status status_;
 };
 
 /// Writes a payload that was measured before.
@@ -208,40 +207,37 @@ class Reader {
     if (value != expected) refuse(field, fmt::format("{:#x} instead of {:#x}", value, expected));
   }
   void range(const char* field, std::uint64_t value, std::uint64_t low, std::uint64_t high) {
-    if (!error_ && (value < low || value > high))
+    if (status_ && (value < low || value > high))
       refuse(field, fmt::format("{} is not within {} to {}", value, low, high));
   }
   void versions(std::uint16_t low, std::uint16_t high) {
-    if (error_) return;
+    if (!status_) return;
     if (const auto version = choose_version({low, high}); !version) fail(version.error());
   }
 
   void possible(const Geometry& geometry) {
-    if (error_) return;
+    if (!status_) return;
     if (const Status status = validate(geometry); !status)
       refuse("geometry", status.error().message);
   }
 
   Status finish() {
-    if (!error_ && !left_.empty())
+    if (status_ && !left_.empty())
       refuse("payload", fmt::format("{} bytes are left over", left_.size()));
     return stop();
   }
   /// For a prefix: what follows is not looked at.
-  Status stop() {
-    if (error_) return std::move(*error_);
-    return {};
-  }
+  Status stop() { return std::move(status_); }
 
  private:
   bool need(const char* field, std::size_t size) {
-    if (error_) return false;
+    if (!status_) return false;
     if (size <= left_.size()) return true;
     refuse(field, fmt::format("{} bytes needed, {} left", size, left_.size()));
     return false;
   }
   bool fits(const char* field, std::size_t count, std::size_t max, std::size_t element_bytes) {
-    if (error_) return false;
+    if (!status_) return false;
     if (count > max) {
       refuse(field, fmt::format("length {}, at most {} allowed", count, max));
       return false;
@@ -258,13 +254,13 @@ class Reader {
         {ErrorCode::invalid_argument, fmt::format("{}: {}: {}", to_string(message_), field, what)});
   }
   void fail(Error error) {
-    if (!error_) error_ = std::move(error);
+    if (status_) status_ = std::move(error);
     left_ = {};
   }
 
   MessageType message_;
   std::span<const std::byte> left_;
-  std::optional<Error> error_;
+  Status status_;
 };
 
 template <class M, class T>
@@ -280,7 +276,7 @@ void visit(auto& io, Is<Run> auto& run) {
   io.number("positions.stride", run.stride);
   io.number("positions.count", run.count);
   io.range("positions.count", run.count, 1, kMax32);
-  io.range("positions.stride", run.stride, run.count > 1 ? 1 : 0, kMax32);
+  io.range("positions.stride", run.stride, 1, kMax32);
   io.range("positions.last", run.first + std::uint64_t{run.stride} * (std::uint64_t{run.count} - 1),
            0, kMax32);
 }

@@ -14,15 +14,16 @@ namespace {
 thread_local std::size_t allocated_bytes = 0;
 }
 
-void* operator new(std::size_t size) {
+// Not inlined, or gcc sees free() of what it knows to come from operator new.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   allocated_bytes += size;
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc{};
 }
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
-void operator delete(void* memory, std::size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 

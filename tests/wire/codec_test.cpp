@@ -206,12 +206,12 @@ TEST(CodecTest, RefusesRunsThatWrapOrStandStill) {
     return ready;
   };
   constexpr std::uint32_t kMax = std::numeric_limits<std::uint32_t>::max();
-  EXPECT_TRUE(decode<Ready>(payload_of(frame_of(with_run({kMax, 0, 1})))));
+  EXPECT_TRUE(decode<Ready>(payload_of(frame_of(with_run({kMax, 1, 1})))));
   EXPECT_TRUE(decode<Ready>(payload_of(frame_of(with_run({kMax - 8, 4, 3})))));
   EXPECT_TRUE(refused(with_run({kMax - 8, 4, 4}), "positions.last"));
   EXPECT_TRUE(refused(with_run({kMax, kMax, kMax}), "positions.last"));
   EXPECT_TRUE(refused(with_run({5, 1, 0}), "positions.count"));
-  EXPECT_TRUE(refused(with_run({5, 0, 2}), "positions.stride"));
+  EXPECT_TRUE(refused(with_run({5, 0, 1}), "positions.stride"));
 }
 
 TEST(CodecTest, RefusesBuffersBeyondTheLimit) {
