@@ -22,8 +22,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::uint32_t kShards = 2;
-constexpr std::uint32_t kPageSize = 16;      // tokens
-constexpr std::uint32_t kUsablePages = 64;   // of each rank
+constexpr std::uint32_t kPageSize = 16;     // tokens
+constexpr std::uint32_t kUsablePages = 64;  // of each rank
 constexpr std::uint32_t kLayers = 4;
 constexpr std::uint32_t kPageBytes = kPageSize * 2 * 64;
 
@@ -31,10 +31,13 @@ constexpr std::uint32_t kPageBytes = kPageSize * 2 * 64;
 template <typename T>
 T must(kvshard::Result<T> result) {
   if (result) {
-    if constexpr (!std::is_void_v<T>) return std::move(result).value();
-    else return;
+    if constexpr (!std::is_void_v<T>)
+      return std::move(result).value();
+    else
+      return;
   }
-  std::fprintf(stderr, "%s: %s\n", std::string{to_string(result.error().code)}.c_str(), result.error().message.c_str());
+  std::fprintf(stderr, "%s: %s\n", std::string{to_string(result.error().code)}.c_str(),
+               result.error().message.c_str());
   std::exit(1);
 }
 
@@ -60,7 +63,8 @@ struct KvMemory {
                              .page_size = kPageSize,
                              .page_count = kUsablePages + 1}};  // page 0 is padding
     std::vector<std::byte*> starts;
-    for (auto& buffer : bytes) starts.push_back(buffer.data());  // layer 0's K, V, layer 1's K, V, ...
+    for (auto& buffer : bytes)
+      starts.push_back(buffer.data());  // layer 0's K, V, layer 1's K, V, ...
     pool.buffers = {starts};
     return pool;
   }
@@ -73,8 +77,9 @@ struct KvMemory {
 
 int main(int argc, char** argv) {
   const bool ucx = argc > 1 && std::strcmp(argv[1], "ucx") == 0;
-  const kvshard::TransportOptions transport{.kind = ucx ? kvshard::TransportOptions::Kind::ucx
-                                                        : kvshard::TransportOptions::Kind::loopback};
+  const kvshard::TransportOptions transport{.kind =
+                                                ucx ? kvshard::TransportOptions::Kind::ucx
+                                                    : kvshard::TransportOptions::Kind::loopback};
   // [log]
   kvshard::set_log_level(kvshard::LogLevel::info);
   kvshard::set_log_hook(
@@ -96,7 +101,8 @@ int main(int argc, char** argv) {
     options.shard_size = kShards;
     options.pool = memory.describe();
     options.listen_host = "127.0.0.1";
-    auto served = must(kvshard::PrefillRank::create(std::move(options), must(kvshard::make_transport(transport)),
+    auto served = must(kvshard::PrefillRank::create(std::move(options),
+                                                    must(kvshard::make_transport(transport)),
                                                     must(kvshard::make_copy_engine({}))));
     // [prefill create]
     prefill.push_back(std::move(served));
@@ -106,10 +112,12 @@ int main(int argc, char** argv) {
   // [decode create]
   kvshard::DecodeOptions options;
   options.pool = decode_memory.describe();
-  auto decode = must(kvshard::DecodeRank::create(std::move(options), must(kvshard::make_transport(transport)),
-                                                 must(kvshard::make_copy_engine({}))));
+  auto decode =
+      must(kvshard::DecodeRank::create(std::move(options), must(kvshard::make_transport(transport)),
+                                       must(kvshard::make_copy_engine({}))));
 
-  kvshard::GroupSpec group{.name = "prefill-a", .epoch = 1, .members = {}};  // or from wait_for_group()
+  kvshard::GroupSpec group{
+      .name = "prefill-a", .epoch = 1, .members = {}};  // or from wait_for_group()
   for (const auto& rank : prefill) group.members.push_back(rank->member());
   const kvshard::GroupId connected = must(decode->connect(group, 10s));
   // [decode create]
@@ -122,7 +130,8 @@ int main(int argc, char** argv) {
                                                             {kvshard::AdmissionRule::normal()}));
   const std::uint64_t prompt_tokens = 500;
   must(capacity.check_intake(prompt_tokens));  // invalid_argument: an HTTP 400 to the user
-  must(capacity.check_now(prompt_tokens, allocator.admissible_tokens()));  // resource_exhausted: wait in the queue
+  must(capacity.check_now(prompt_tokens,
+                          allocator.admissible_tokens()));  // resource_exhausted: wait in the queue
 
   std::vector<kvshard::LogicalPage> chain(layout.pages_for(prompt_tokens));
   must(allocator.draw_chain(chain));  // the same on every rank
@@ -148,14 +157,16 @@ int main(int argc, char** argv) {
         const kvshard::Placement place = layout.place(now[i]);
         if (place.rank != rank) continue;
         for (auto& buffer : shard_memory[rank].bytes)
-          std::memset(buffer.data() + index(place.page) * kPageBytes, static_cast<int>(done + i + 1), kPageBytes);
+          std::memset(buffer.data() + index(place.page) * kPageBytes,
+                      static_cast<int>(done + i + 1), kPageBytes);
       }
       // [publish]
       const std::string first_token = "token 1234";
       kvshard::Chunk chunk{.pages = now, .first_position = static_cast<std::uint32_t>(done)};
       chunk.last = done + now.size() == chain.size();
       if (chunk.last && rank == 0) chunk.side_data = std::as_bytes(std::span{first_token});
-      must(prefill[rank]->publish(room, chunk));  // every rank, also one that owns none of these pages
+      must(prefill[rank]->publish(room,
+                                  chunk));  // every rank, also one that owns none of these pages
       // [publish]
     }
   }

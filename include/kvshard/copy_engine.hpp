@@ -23,7 +23,9 @@ struct FragmentShape {
   std::uint64_t inner_stride{0};
   std::uint64_t row_bytes{0};
 
-  [[nodiscard]] constexpr std::uint64_t bytes() const noexcept { return std::uint64_t{outer} * inner * row_bytes; }
+  [[nodiscard]] constexpr std::uint64_t bytes() const noexcept {
+    return std::uint64_t{outer} * inner * row_bytes;
+  }
   friend bool operator==(const FragmentShape&, const FragmentShape&) = default;
 };
 
@@ -80,10 +82,12 @@ struct CopyJob {
 
   Direction direction{Direction::gather};
   std::span<const FragmentBatch> batches;  ///< in slot order; borrowed until submit() returns
-  std::byte* slot{nullptr};                ///< slot_bytes_for(payload) bytes, 16-byte aligned; borrowed until done
-  SlotStamp stamp;                         ///< written by gather; what scatter must find
-  bool checksum{false};                    ///< compute (gather) or compare (scatter) while copying
-  EventHandle after{nullptr};              ///< no byte of the pool is touched before this event; borrowed until done
+  std::byte* slot{
+      nullptr};          ///< slot_bytes_for(payload) bytes, 16-byte aligned; borrowed until done
+  SlotStamp stamp;       ///< written by gather; what scatter must find
+  bool checksum{false};  ///< compute (gather) or compare (scatter) while copying
+  EventHandle after{
+      nullptr};  ///< no byte of the pool is touched before this event; borrowed until done
 };
 
 /// Gathers pages into slots and scatters slots into pages: the interface of the host and CUDA engines.
@@ -128,16 +132,18 @@ class KVSHARD_EXPORT StagingMemory {
 
 struct CopyEngineOptions {
   MemoryKind memory{MemoryKind::host};
-  std::uint32_t host_threads{1};      ///< host engine: threads that copy, the progress thread included
-  int cuda_device{0};                 ///< CUDA engine: the device of pools and slots
-  std::uint32_t cuda_max_sms{0};      ///< CUDA engine: cap on multiprocessors used; 0 means no cap
-  bool cuda_high_priority{false};     ///< CUDA engine: copy on a stream of the highest priority
+  std::uint32_t host_threads{1};   ///< host engine: threads that copy, the progress thread included
+  int cuda_device{0};              ///< CUDA engine: the device of pools and slots
+  std::uint32_t cuda_max_sms{0};   ///< CUDA engine: cap on multiprocessors used; 0 means no cap
+  bool cuda_high_priority{false};  ///< CUDA engine: copy on a stream of the highest priority
 };
 
 /// The engine for `options.memory`; unsupported where this build or machine has none.
-KVSHARD_EXPORT Result<std::unique_ptr<CopyEngine>> make_copy_engine(const CopyEngineOptions& options);
+KVSHARD_EXPORT Result<std::unique_ptr<CopyEngine>> make_copy_engine(
+    const CopyEngineOptions& options);
 /// `bytes` of memory of that kind, aligned to a page of the machine at least.
-KVSHARD_EXPORT Result<std::unique_ptr<StagingMemory>> make_staging_memory(MemoryKind kind, int cuda_device,
-                                                                         std::size_t bytes);
+KVSHARD_EXPORT Result<std::unique_ptr<StagingMemory>> make_staging_memory(MemoryKind kind,
+                                                                          int cuda_device,
+                                                                          std::size_t bytes);
 
 }  // namespace kvshard

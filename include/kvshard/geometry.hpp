@@ -14,7 +14,15 @@
 namespace kvshard {
 
 /// Element types of a KV cache. Only compared, never converted. The values travel on the wire.
-enum class ElementType : std::uint8_t { f32 = 1, f16 = 2, bf16 = 3, f8_e4m3 = 4, f8_e5m2 = 5, i8 = 6, u8 = 7 };
+enum class ElementType : std::uint8_t {
+  f32 = 1,
+  f16 = 2,
+  bf16 = 3,
+  f8_e4m3 = 4,
+  f8_e5m2 = 5,
+  i8 = 6,
+  u8 = 7
+};
 
 /// Which index runs slower within a page: tokens ([token][head]) or heads ([head][token]).
 enum class PageOrder : std::uint8_t { token_major = 1, head_major = 2 };
@@ -31,16 +39,18 @@ struct BufferGroup {
   std::uint32_t layers{0};
   std::uint32_t buffers_per_layer{2};  ///< 2: K and V; 1: latent, or K and V interleaved
   ElementType element_type{ElementType::bf16};
-  std::uint32_t heads{0};              ///< KV heads that this rank holds
-  std::uint32_t head_bytes{0};         ///< one token's row of one head in one buffer
+  std::uint32_t heads{0};       ///< KV heads that this rank holds
+  std::uint32_t head_bytes{0};  ///< one token's row of one head in one buffer
   PageOrder order{PageOrder::token_major};
   std::uint32_t page_size{0};
   std::uint64_t token_stride{0};
   std::uint64_t head_stride{0};
   std::uint64_t page_stride{0};
-  std::uint32_t page_count{0};         ///< physical pages of this rank, padding page 0 included
+  std::uint32_t page_count{0};  ///< physical pages of this rank, padding page 0 included
 
-  [[nodiscard]] constexpr std::uint32_t buffers() const noexcept { return layers * buffers_per_layer; }
+  [[nodiscard]] constexpr std::uint32_t buffers() const noexcept {
+    return layers * buffers_per_layer;
+  }
   /// Payload bytes of one page in one buffer.
   [[nodiscard]] constexpr std::uint64_t page_bytes() const noexcept {
     return std::uint64_t{page_size} * heads * head_bytes;

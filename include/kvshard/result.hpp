@@ -51,9 +51,10 @@ class [[nodiscard]] Result {
   Result(Error error) : state_{std::in_place_index<1>, std::move(error)} {}
   /// Converts where T does (a unique_ptr to a derived class, say).
   template <typename U>
-    requires(std::is_convertible_v<U &&, T> && !std::is_same_v<std::remove_cvref_t<U>, Result> &&
-             !std::is_same_v<std::remove_cvref_t<U>, Error> && !std::is_same_v<std::remove_cvref_t<U>, T>)
-  Result(U&& value) : state_{std::in_place_index<0>, std::forward<U>(value)} {}
+  requires(std::is_convertible_v<U&&, T> && !std::is_same_v<std::remove_cvref_t<U>, Result> &&
+           !std::is_same_v<std::remove_cvref_t<U>, Error> &&
+           !std::is_same_v<std::remove_cvref_t<U>, T>) Result(U&& value)
+      : state_{std::in_place_index<0>, std::forward<U>(value)} {}
 
   [[nodiscard]] bool ok() const noexcept { return state_.index() == 0; }
   [[nodiscard]] bool has_value() const noexcept { return ok(); }

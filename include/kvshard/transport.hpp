@@ -31,7 +31,7 @@ struct PathReport {
   bool get_native{false};         ///< false: a get would be emulated in software
   double get_gigabytes_per_s{0};  ///< measured on the probe's bytes; 0 when that path was not tried
   double am_gigabytes_per_s{0};
-  std::string reason;             ///< why this path, in one sentence with its numbers
+  std::string reason;  ///< why this path, in one sentence with its numbers
 };
 
 /// A span of memory that a transport may move bytes to or from; deregistered by the destructor.
@@ -85,7 +85,8 @@ class KVSHARD_EXPORT Endpoint {
   /// registered with the same transport. On success every byte is there and visible to this thread.
   /// Success does not say that the owner did not change them meanwhile: COMMIT does.
   /// Errors: out of the peer's range is invalid_argument, at once; then `listener` is not called.
-  virtual Status fetch(std::uint64_t offset, std::span<std::byte> local, TransferListener& listener) = 0;
+  virtual Status fetch(std::uint64_t offset, std::span<std::byte> local,
+                       TransferListener& listener) = 0;
 
   /// Fetches and probes started and not ended.
   [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;
@@ -111,7 +112,8 @@ class KVSHARD_EXPORT Transport {
   /// What connect() on another rank needs to reach this one: opaque bytes.
   [[nodiscard]] virtual std::span<const std::byte> address() const noexcept = 0;
   /// Registers staging memory: once, at start.
-  virtual Result<std::unique_ptr<RegisteredMemory>> register_memory(std::span<std::byte> bytes, MemoryKind kind) = 0;
+  virtual Result<std::unique_ptr<RegisteredMemory>> register_memory(std::span<std::byte> bytes,
+                                                                    MemoryKind kind) = 0;
   /// Lets peers fetch from `memory` (one per transport). Needed by paths on which the owner takes part.
   virtual Status serve(const RegisteredMemory& memory) = 0;
   /// A way to the rank with `address`, whose served memory is `packed`. Does not wait: a peer that is
@@ -134,8 +136,8 @@ struct TransportOptions {
 
   Kind kind{Kind::ucx};
   TransferPath path{TransferPath::automatic};  ///< forces get or am; automatic probes
-  bool require_native{false};                  ///< refuse, at connect, a path that is emulated or staged
-  int cuda_device{-1};                         ///< device current on the progress thread; -1: none
+  bool require_native{false};  ///< refuse, at connect, a path that is emulated or staged
+  int cuda_device{-1};         ///< device current on the progress thread; -1: none
 };
 
 /// The transport for `options.kind`; unsupported where this build has none.

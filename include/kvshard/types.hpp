@@ -17,10 +17,18 @@ enum class Position : std::uint32_t {};
 /// The id that prefill and decode give one request; the engine chooses it, unique per group and epoch.
 enum class RoomId : std::uint64_t {};
 
-[[nodiscard]] constexpr std::uint32_t index(LogicalPage page) noexcept { return static_cast<std::uint32_t>(page); }
-[[nodiscard]] constexpr std::uint32_t index(LocalPage page) noexcept { return static_cast<std::uint32_t>(page); }
-[[nodiscard]] constexpr std::uint32_t index(Position position) noexcept { return static_cast<std::uint32_t>(position); }
-[[nodiscard]] constexpr std::uint64_t index(RoomId room) noexcept { return static_cast<std::uint64_t>(room); }
+[[nodiscard]] constexpr std::uint32_t index(LogicalPage page) noexcept {
+  return static_cast<std::uint32_t>(page);
+}
+[[nodiscard]] constexpr std::uint32_t index(LocalPage page) noexcept {
+  return static_cast<std::uint32_t>(page);
+}
+[[nodiscard]] constexpr std::uint32_t index(Position position) noexcept {
+  return static_cast<std::uint32_t>(position);
+}
+[[nodiscard]] constexpr std::uint64_t index(RoomId room) noexcept {
+  return static_cast<std::uint64_t>(room);
+}
 
 /// A CUDA stream or event as it crosses the API; null where there is none.
 using StreamHandle = CUstream_st*;

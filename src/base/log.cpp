@@ -22,11 +22,16 @@ Hook hook;  // guarded by hook_mutex
 
 spdlog::level::level_enum spdlog_level(LogLevel level) noexcept {
   switch (level) {
-    case LogLevel::debug: return spdlog::level::debug;
-    case LogLevel::info: return spdlog::level::info;
-    case LogLevel::warning: return spdlog::level::warn;
-    case LogLevel::error: return spdlog::level::err;
-    case LogLevel::off: break;
+    case LogLevel::debug:
+      return spdlog::level::debug;
+    case LogLevel::info:
+      return spdlog::level::info;
+    case LogLevel::warning:
+      return spdlog::level::warn;
+    case LogLevel::error:
+      return spdlog::level::err;
+    case LogLevel::off:
+      break;
   }
   return spdlog::level::off;
 }
@@ -50,26 +55,39 @@ void set_log_hook(LogHook call, void* context) noexcept {
   hook = Hook{call, context};
 }
 
-void set_log_level(LogLevel level) noexcept { threshold.store(level, std::memory_order_relaxed); }
+void set_log_level(LogLevel level) noexcept {
+  threshold.store(level, std::memory_order_relaxed);
+}
 
 std::string_view to_string(ErrorCode code) noexcept {
   switch (code) {
-    case ErrorCode::invalid_argument: return "invalid_argument";
-    case ErrorCode::failed_precondition: return "failed_precondition";
-    case ErrorCode::resource_exhausted: return "resource_exhausted";
-    case ErrorCode::unavailable: return "unavailable";
-    case ErrorCode::deadline_exceeded: return "deadline_exceeded";
-    case ErrorCode::cancelled: return "cancelled";
-    case ErrorCode::data_loss: return "data_loss";
-    case ErrorCode::unsupported: return "unsupported";
-    case ErrorCode::internal: return "internal";
+    case ErrorCode::invalid_argument:
+      return "invalid_argument";
+    case ErrorCode::failed_precondition:
+      return "failed_precondition";
+    case ErrorCode::resource_exhausted:
+      return "resource_exhausted";
+    case ErrorCode::unavailable:
+      return "unavailable";
+    case ErrorCode::deadline_exceeded:
+      return "deadline_exceeded";
+    case ErrorCode::cancelled:
+      return "cancelled";
+    case ErrorCode::data_loss:
+      return "data_loss";
+    case ErrorCode::unsupported:
+      return "unsupported";
+    case ErrorCode::internal:
+      return "internal";
   }
   return "unknown";
 }
 
 namespace log {
 
-bool enabled(LogLevel level) noexcept { return level >= threshold.load(std::memory_order_relaxed); }
+bool enabled(LogLevel level) noexcept {
+  return level >= threshold.load(std::memory_order_relaxed);
+}
 
 void write(LogLevel level, std::string_view line) noexcept {
   Hook current;

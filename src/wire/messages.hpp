@@ -19,9 +19,9 @@ inline constexpr std::uint16_t kProtocolVersion = 1;
 /// Bounds on what a peer may send; a message beyond one is refused whole.
 inline constexpr std::size_t kMaxFrameBytes = 1U << 20;
 inline constexpr std::size_t kMaxSideDataBytes = 64U << 10;
-inline constexpr std::size_t kMaxBlobBytes = 16U << 10;      ///< a transport address or packed memory
-inline constexpr std::size_t kMaxMessageTextBytes = 1024;    ///< an error's text
-inline constexpr std::size_t kMaxRuns = 16384;               ///< of positions in one READY
+inline constexpr std::size_t kMaxBlobBytes = 16U << 10;    ///< a transport address or packed memory
+inline constexpr std::size_t kMaxMessageTextBytes = 1024;  ///< an error's text
+inline constexpr std::size_t kMaxRuns = 16384;             ///< of positions in one READY
 
 enum class MessageType : std::uint8_t {
   hello = 1,
@@ -40,15 +40,15 @@ enum class MessageType : std::uint8_t {
 struct Hello {
   std::uint16_t version_min{kProtocolVersion};
   std::uint16_t version_max{kProtocolVersion};
-  std::uint64_t incarnation{0};     ///< of the decode process
-  std::string group;                ///< the group that is meant; empty: any
-  std::uint64_t epoch{0};           ///< of that group; 0: any
-  std::uint32_t shard_rank{0};      ///< who is meant
+  std::uint64_t incarnation{0};  ///< of the decode process
+  std::string group;             ///< the group that is meant; empty: any
+  std::uint64_t epoch{0};        ///< of that group; 0: any
+  std::uint32_t shard_rank{0};   ///< who is meant
   std::uint32_t shard_size{0};
-  std::string transport;            ///< Transport::kind()
+  std::string transport;  ///< Transport::kind()
   Geometry geometry;
   std::uint64_t landing_payload_bytes{0};  ///< the largest piece that decode can land
-  std::uint32_t heartbeat_ms{0};    ///< how often decode sends PING
+  std::uint32_t heartbeat_ms{0};           ///< how often decode sends PING
 };
 
 /// prefill -> decode: accepted. A refusal is BYE.
@@ -60,9 +60,9 @@ struct Welcome {
   std::uint32_t shard_size{0};
   Geometry geometry;
   std::vector<std::byte> transport_address;
-  std::vector<std::byte> staging;   ///< RegisteredMemory::packed()
+  std::vector<std::byte> staging;  ///< RegisteredMemory::packed()
   std::uint32_t slot_count{0};
-  std::uint64_t slot_stride{0};     ///< bytes from one slot to the next in the staging memory
+  std::uint64_t slot_stride{0};  ///< bytes from one slot to the next in the staging memory
   std::uint32_t heartbeat_ms{0};
 };
 
@@ -72,8 +72,8 @@ struct Pull {
   RoomId room{};
   std::uint32_t first_position{0};
   std::uint32_t end_position{0};
-  std::uint32_t window{0};          ///< slots that may be exposed for this pull at once
-  std::uint32_t wait_ms{0};         ///< how long the room may take to be opened
+  std::uint32_t window{0};   ///< slots that may be exposed for this pull at once
+  std::uint32_t wait_ms{0};  ///< how long the room may take to be opened
 };
 
 /// prefill -> decode: one piece is in a slot. The last READY of a pull has `last`, no payload and the
@@ -81,7 +81,7 @@ struct Pull {
 struct Ready {
   std::uint64_t pull{0};
   std::uint64_t lease{0};
-  std::uint64_t piece{0};           ///< 0, 1, 2, ... within the lease
+  std::uint64_t piece{0};  ///< 0, 1, 2, ... within the lease
   std::uint32_t slot{0};
   std::uint64_t generation{0};
   std::uint64_t payload_bytes{0};
@@ -104,15 +104,15 @@ struct Release {
 /// decode -> prefill: everything was read; was it valid to the end?
 struct Commit {
   std::uint64_t pull{0};
-  std::uint64_t pieces{0};          ///< how many pieces were read
-  std::uint64_t digest{0};          ///< PieceDigest over them
+  std::uint64_t pieces{0};  ///< how many pieces were read
+  std::uint64_t digest{0};  ///< PieceDigest over them
 };
 
 /// prefill -> decode: the answer to COMMIT.
 struct Verdict {
   std::uint64_t pull{0};
   bool valid{false};
-  std::string reason;               ///< why it is stale
+  std::string reason;  ///< why it is stale
 };
 
 /// Either side gives a pull up. Idempotent.
@@ -134,7 +134,8 @@ struct Bye {
 /// What COMMIT compares: an order-dependent hash of every (piece, slot, generation, payload_bytes).
 class PieceDigest {
  public:
-  void add(std::uint64_t piece, std::uint32_t slot, std::uint64_t generation, std::uint64_t payload_bytes) noexcept {
+  void add(std::uint64_t piece, std::uint32_t slot, std::uint64_t generation,
+           std::uint64_t payload_bytes) noexcept {
     for (const std::uint64_t word : {piece, std::uint64_t{slot}, generation, payload_bytes}) {
       value_ ^= word;
       value_ *= 0x9e3779b97f4a7c15U;

@@ -27,7 +27,9 @@ TEST(ResultTest, TryUnwrapsAValueAndReturnsAnError) {
 }
 
 TEST(ResultTest, ConvertsAPointerToABase) {
-  struct Base { virtual ~Base() = default; };
+  struct Base {
+    virtual ~Base() = default;
+  };
   struct Derived final : Base {};
   const Result<std::unique_ptr<Base>> made = std::make_unique<Derived>();
   EXPECT_TRUE(made.ok());
