@@ -26,15 +26,17 @@ enum class GroupId : std::uint64_t {};
 enum class PullId : std::uint64_t {};
 
 struct DecodeOptions {
-  Pool pool;                                      ///< this rank's pages; borrowed until close() returns
+  Pool pool;  ///< this rank's pages; borrowed until close() returns
   std::uint64_t landing_payload_bytes{4U << 20};  ///< KV bytes that one landing slot holds
   std::uint32_t landing_slots{8};                 ///< shared by all pulls
-  std::uint32_t window{2};                        ///< slots that one pull may hold on each prefill rank at once
+  std::uint32_t window{2};  ///< slots that one pull may hold on each prefill rank at once
 
   std::chrono::milliseconds heartbeat{1'000};
   std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
-  std::chrono::milliseconds fetch_timeout{4'000};  ///< one slot's transfer; longer means the peer hangs
-  std::chrono::milliseconds reconnect_min{50};    ///< back-off after a loss: doubled up to the maximum, jittered
+  std::chrono::milliseconds fetch_timeout{
+      4'000};  ///< one slot's transfer; longer means the peer hangs
+  std::chrono::milliseconds reconnect_min{
+      50};  ///< back-off after a loss: doubled up to the maximum, jittered
   std::chrono::milliseconds reconnect_max{2'000};
   std::uint32_t max_pulls{65'536};
 };
@@ -58,7 +60,7 @@ struct PullEvent {
   PullId pull{};
   RoomId room{};
   Status status{};                    ///< ok: every byte is in its page and was valid to the end
-  std::vector<SideData> side_data{};    ///< from each rank that sent some, by shard rank
+  std::vector<SideData> side_data{};  ///< from each rank that sent some, by shard rank
   std::uint64_t bytes{0};
   std::chrono::nanoseconds total{0};
   TransferPath path{TransferPath::automatic};
@@ -77,11 +79,14 @@ class PullListener {
 struct PullRequest {
   GroupId group{};
   RoomId room{};
-  std::span<const LocalPage> pages;   ///< destinations of positions first_position, +1, ...; copied
-  std::uint32_t first_position{0};    ///< what decode lacks starts here; the request ends at the last page
-  EventHandle after{nullptr};         ///< CUDA engines: no page is written before it; borrowed until the event
+  std::span<const LocalPage> pages;  ///< destinations of positions first_position, +1, ...; copied
+  std::uint32_t first_position{
+      0};  ///< what decode lacks starts here; the request ends at the last page
+  EventHandle after{
+      nullptr};  ///< CUDA engines: no page is written before it; borrowed until the event
   std::chrono::milliseconds deadline{60'000};  ///< for the whole pull
-  PullListener* listener{nullptr};    ///< borrowed until pull_done() returns; null: the event comes by poll()
+  PullListener* listener{
+      nullptr};  ///< borrowed until pull_done() returns; null: the event comes by poll()
 };
 
 /// One line for an operator: room, outcome, path, bytes, rate, and the slowest rank.
@@ -91,7 +96,7 @@ KVSHARD_EXPORT std::string summarize(const PullEvent& event);
 struct DecodeStats {
   std::uint64_t pulls_started{0}, pulls_done{0}, pulls_failed{0}, pulls_cancelled{0};
   std::uint64_t pieces{0}, bytes{0};
-  std::uint64_t stale{0};            ///< pulls that failed because a rank's bytes had not stayed valid
+  std::uint64_t stale{0};  ///< pulls that failed because a rank's bytes had not stayed valid
   std::uint64_t late_messages{0};
   std::uint64_t peers_lost{0}, reconnects{0};
   std::uint64_t pulls{0}, landing_in_use{0}, quarantined{0}, peers{0};  // gauges
@@ -109,8 +114,10 @@ struct DecodeStats {
 class KVSHARD_EXPORT DecodeRank {
  public:
   /// Takes a transport and a copy engine of its own. `clock` is for tests; null is the machine's.
-  static Result<std::unique_ptr<DecodeRank>> create(DecodeOptions options, std::unique_ptr<Transport> transport,
-                                                    std::unique_ptr<CopyEngine> engine, const Clock* clock = nullptr);
+  static Result<std::unique_ptr<DecodeRank>> create(DecodeOptions options,
+                                                    std::unique_ptr<Transport> transport,
+                                                    std::unique_ptr<CopyEngine> engine,
+                                                    const Clock* clock = nullptr);
   ~DecodeRank();
   DecodeRank(const DecodeRank&) = delete;
   DecodeRank& operator=(const DecodeRank&) = delete;

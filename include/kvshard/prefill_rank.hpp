@@ -22,37 +22,41 @@ class Clock;
 
 /// How one prefill rank serves its shard of a group's KV cache.
 struct PrefillOptions {
-  std::string group{"kvshard"};     ///< the group's name, as decode asks for it
-  std::uint64_t epoch{1};           ///< one number per launch of the group, the same on all its ranks, not 0
+  std::string group{"kvshard"};  ///< the group's name, as decode asks for it
+  std::uint64_t epoch{1};  ///< one number per launch of the group, the same on all its ranks, not 0
   std::uint32_t shard_rank{0};
   std::uint32_t shard_size{1};
-  Pool pool;                        ///< this rank's pages; borrowed until close() returns
+  Pool pool;                             ///< this rank's pages; borrowed until close() returns
   std::string listen_host{"127.0.0.1"};  ///< an IP address; what peers connect to
-  std::uint16_t listen_port{0};     ///< 0: any free port
+  std::uint16_t listen_port{0};          ///< 0: any free port
 
   std::uint64_t slot_payload_bytes{4U << 20};  ///< KV bytes that one staging slot holds
   std::uint32_t slots{8};                      ///< staging slots, shared by all peers
-  bool checksum{false};                        ///< sum each slot while gathering, and check it while scattering
+  bool checksum{false};  ///< sum each slot while gathering, and check it while scattering
 
-  std::chrono::milliseconds lease{30'000};       ///< a finished room waits this long for its pullers
-  std::chrono::milliseconds slot_timeout{10'000};  ///< a slot not released for this long is taken back
+  std::chrono::milliseconds lease{30'000};  ///< a finished room waits this long for its pullers
+  std::chrono::milliseconds slot_timeout{
+      10'000};  ///< a slot not released for this long is taken back
   std::chrono::milliseconds heartbeat{1'000};
-  std::chrono::milliseconds peer_timeout{4'000};   ///< silence after which a peer is lost
+  std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
 
   std::uint32_t max_rooms{65'536};
   std::uint32_t max_peers{1'024};
-  std::uint32_t max_pulls_per_peer{16'384};      ///< running and waiting together
+  std::uint32_t max_pulls_per_peer{16'384};  ///< running and waiting together
 };
 
 /// Positions whose KV is ready, or will be when `ready` fires.
 struct Chunk {
-  std::span<const LogicalPage> pages;  ///< the chain's pages at positions first_position, +1, ...; copied
+  std::span<const LogicalPage>
+      pages;  ///< the chain's pages at positions first_position, +1, ...; copied
   std::uint32_t first_position{0};
-  std::uint32_t first_layer{0};        ///< of every buffer group; with layer_count, for layer-wise chunks
-  std::uint32_t layer_count{0};        ///< 0: all layers
-  EventHandle ready{nullptr};          ///< CUDA engines: no byte is read before it; borrowed until the room's event
-  bool last{false};                    ///< nothing follows; the room's length is where this chunk ends
-  std::span<const std::byte> side_data{};  ///< with `last`: up to 64 KiB for the decode side; copied
+  std::uint32_t first_layer{0};  ///< of every buffer group; with layer_count, for layer-wise chunks
+  std::uint32_t layer_count{0};  ///< 0: all layers
+  EventHandle ready{
+      nullptr};      ///< CUDA engines: no byte is read before it; borrowed until the room's event
+  bool last{false};  ///< nothing follows; the room's length is where this chunk ends
+  std::span<const std::byte>
+      side_data{};  ///< with `last`: up to 64 KiB for the decode side; copied
 };
 
 /// A room's end on this rank: its pages are not touched any more and may be freed.
@@ -66,9 +70,9 @@ struct PrefillStats {
   std::uint64_t rooms_opened{0}, rooms_done{0}, rooms_failed{0};
   std::uint64_t pulls_started{0}, pulls_committed{0}, pulls_failed{0};
   std::uint64_t pieces_sent{0}, bytes_sent{0};
-  std::uint64_t late_reads{0};       ///< releases or commits of slots that had been taken back
+  std::uint64_t late_reads{0};  ///< releases or commits of slots that had been taken back
   std::uint64_t stale_commits{0};
-  std::uint64_t late_messages{0};    ///< about pulls that had ended; answered or ignored
+  std::uint64_t late_messages{0};  ///< about pulls that had ended; answered or ignored
   std::uint64_t peers_refused{0}, peers_lost{0};
   std::uint64_t rooms{0}, leases{0}, pulls_waiting{0}, slots_in_use{0}, peers{0};  // gauges
 };
@@ -88,7 +92,8 @@ class KVSHARD_EXPORT PrefillRank {
  public:
   /// Starts serving. Takes a transport and a copy engine of its own; the engine's memory kind is the
   /// pool's. `clock` is for tests; null is the machine's monotonic clock.
-  static Result<std::unique_ptr<PrefillRank>> create(PrefillOptions options, std::unique_ptr<Transport> transport,
+  static Result<std::unique_ptr<PrefillRank>> create(PrefillOptions options,
+                                                     std::unique_ptr<Transport> transport,
                                                      std::unique_ptr<CopyEngine> engine,
                                                      const Clock* clock = nullptr);
   ~PrefillRank();

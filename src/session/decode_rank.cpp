@@ -36,7 +36,10 @@ constexpr std::uint64_t kMaxProbeBytes = 1U << 20;
 class DecodeRank::Impl {
  public:
   Impl(DecodeOptions options, PoolView view, const Clock& clock)
-      : options_{std::move(options)}, whole_view_{std::move(view)}, clock_{clock}, incarnation_{random_id()} {}
+      : options_{std::move(options)},
+        whole_view_{std::move(view)},
+        clock_{clock},
+        incarnation_{random_id()} {}
   ~Impl() { close(); }
 
   Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
@@ -56,10 +59,10 @@ class DecodeRank::Impl {
   struct FrontGroup {
     GroupSpec spec;
     std::uint32_t waiters{0};
-    bool ready{false};                 // all sessions are up, now or once
-    std::optional<Error> refused;      // will not work however often it is tried
+    bool ready{false};             // all sessions are up, now or once
+    std::optional<Error> refused;  // will not work however often it is tried
     Error last_error{ErrorCode::unavailable, "not reached yet"};
-    std::vector<PathReport> paths;     // by shard rank
+    std::vector<PathReport> paths;  // by shard rank
   };
 
   struct Peer;
@@ -70,7 +73,8 @@ class DecodeRank::Impl {
   struct Session final : ConnectionListener, EndpointListener, TransferListener {
     Session(Impl& rank_, Peer& peer_) : rank{rank_}, peer{peer_} {}
     void connection_open() noexcept override { rank.greet(*this); }
-    void connection_frame(wire::MessageType type, std::span<const std::byte> payload) noexcept override {
+    void connection_frame(wire::MessageType type,
+                          std::span<const std::byte> payload) noexcept override {
       rank.on_frame(*this, type, payload);
     }
     void connection_closed(Error error) noexcept override { rank.lose(*this, std::move(error)); }
@@ -97,7 +101,7 @@ class DecodeRank::Impl {
     GroupMember member;
     std::unique_ptr<Session> session;
     bool ready{false};
-    std::uint32_t failed_attempts{0};   // in a row
+    std::uint32_t failed_attempts{0};  // in a row
     std::uint64_t last_incarnation{0};
     EventLoop::TimerId retry{0};
   };
@@ -122,7 +126,7 @@ class DecodeRank::Impl {
     };
     std::vector<ReadPiece> pieces;  // announced, by number
     std::uint32_t unreleased{0};
-    std::uint64_t landed{0};        // pieces whose bytes are in our pages
+    std::uint64_t landed{0};  // pieces whose bytes are in our pages
     bool last{false};
     bool committed{false};
     std::vector<std::byte> side_data;
@@ -147,15 +151,18 @@ class DecodeRank::Impl {
     TransferPath path{TransferPath::automatic};
     std::optional<Coverage> coverage;
     std::vector<Part> parts;
-    std::uint32_t scatters{0};     // copies into our pages that run now
+    std::uint32_t scatters{0};  // copies into our pages that run now
 
-    [[nodiscard]] std::uint32_t end() const noexcept { return first + static_cast<std::uint32_t>(pages.size()); }
+    [[nodiscard]] std::uint32_t end() const noexcept {
+      return first + static_cast<std::uint32_t>(pages.size());
+    }
   };
 
   // A landing slot: free > fetching > scattering > free. A fetch whose pull failed meanwhile keeps its
   // slot, quarantined, until the transport lets go of it.
   struct Landing final : TransferListener, CopyListener {
-    Landing(Impl& rank_, std::uint32_t index_, std::byte* memory_) : rank{rank_}, index{index_}, memory{memory_} {}
+    Landing(Impl& rank_, std::uint32_t index_, std::byte* memory_)
+        : rank{rank_}, index{index_}, memory{memory_} {}
     void transfer_done(Status status) noexcept override { rank.fetched(*this, std::move(status)); }
     void copy_done(Status status) noexcept override { rank.scattered(*this, std::move(status)); }
 
@@ -164,7 +171,7 @@ class DecodeRank::Impl {
     std::uint32_t index;
     std::byte* memory;
     State state{State::free};
-    std::uint64_t pull{0};         // 0: quarantined
+    std::uint64_t pull{0};  // 0: quarantined
     std::uint32_t shard_rank{0};
     Session* session{nullptr};
     wire::Ready ready;
@@ -182,9 +189,11 @@ class DecodeRank::Impl {
   void remove_group(GroupId id);
   void open_session(Peer& peer);
   void greet(Session& session);
-  void on_frame(Session& session, wire::MessageType type, std::span<const std::byte> payload) noexcept;
+  void on_frame(Session& session, wire::MessageType type,
+                std::span<const std::byte> payload) noexcept;
   template <typename Message>
-  void dispatch(Session& session, std::span<const std::byte> payload, void (Impl::*handler)(Session&, Message&));
+  void dispatch(Session& session, std::span<const std::byte> payload,
+                void (Impl::*handler)(Session&, Message&));
   void on_welcome(Session& session, wire::Welcome& welcome);
   Status check_welcome(const Session& session, const wire::Welcome& welcome) const;
   void probed(Session& session, Status status) noexcept;
@@ -197,7 +206,8 @@ class DecodeRank::Impl {
   void start_pull(std::shared_ptr<Pull> pull);
   void send_pulls(Pull& pull);
   void on_ready(Session& session, wire::Ready& ready);
-  Status check_ready(const Session& session, const Pull& pull, const Part& part, const wire::Ready& ready) const;
+  Status check_ready(const Session& session, const Pull& pull, const Part& part,
+                     const wire::Ready& ready) const;
   void on_verdict(Session& session, wire::Verdict& verdict);
   void on_abort(Session& session, wire::Abort& abort);
   void commit_if_complete(Pull& pull);
@@ -237,7 +247,8 @@ class DecodeRank::Impl {
   std::uint64_t next_group_ KVSHARD_GUARDED_BY(front_mutex_){1};
   std::uint64_t next_pull_ KVSHARD_GUARDED_BY(front_mutex_){1};
   std::uint64_t live_pulls_ KVSHARD_GUARDED_BY(front_mutex_){0};
-  std::vector<std::uint64_t> page_seen_ KVSHARD_GUARDED_BY(front_mutex_);  // by page: last pull that named it
+  std::vector<std::uint64_t> page_seen_
+      KVSHARD_GUARDED_BY(front_mutex_);  // by page: last pull that named it
   bool closing_ KVSHARD_GUARDED_BY(front_mutex_){false};
   bool closed_ KVSHARD_GUARDED_BY(front_mutex_){false};
   EventQueue<PullEvent> events_;
@@ -262,14 +273,17 @@ class DecodeRank::Impl {
 
 // ---- set-up ----------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options, std::unique_ptr<Transport> transport,
-                                                       std::unique_ptr<CopyEngine> engine, const Clock* clock) {
+Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options,
+                                                       std::unique_ptr<Transport> transport,
+                                                       std::unique_ptr<CopyEngine> engine,
+                                                       const Clock* clock) {
   if (transport == nullptr || engine == nullptr)
     return Error{ErrorCode::invalid_argument, "a transport and a copy engine are required"};
   KVSHARD_TRY(validate(options.pool));
   if (options.landing_slots == 0 || options.window == 0) {
-    return Error{ErrorCode::invalid_argument, fmt::format("landing_slots {} and window {} must not be 0",
-                                                          options.landing_slots, options.window)};
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("landing_slots {} and window {} must not be 0", options.landing_slots,
+                             options.window)};
   }
   PoolView view{options.pool, options.pool.geometry, options.pool.geometry};
   auto impl = std::make_unique<Impl>(std::move(options), std::move(view),
@@ -278,7 +292,8 @@ Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options, st
   return std::unique_ptr<DecodeRank>{new DecodeRank{std::move(impl)}};
 }
 
-Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine) {
+Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport,
+                               std::unique_ptr<CopyEngine> engine) {
   KVSHARD_TRY(events_.open());
   page_seen_.resize(whole_view_.page_count());
   landing_stride_ = (slot_bytes_for(options_.landing_payload_bytes) + 4095) / 4096 * 4096;
@@ -286,8 +301,8 @@ Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport, std::unique
   KVSHARD_TRY(landing_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
                                                    landing_stride_ * (options_.landing_slots + 1)));
   KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_));
-  KVSHARD_TRY(landing_registered_,
-              thread_->transport().register_memory(landing_memory_->bytes(), landing_memory_->kind()));
+  KVSHARD_TRY(landing_registered_, thread_->transport().register_memory(landing_memory_->bytes(),
+                                                                        landing_memory_->kind()));
   for (std::uint32_t i = 0; i < options_.landing_slots; ++i) {
     landings_.emplace_back(*this, i, landing_memory_->bytes().data() + i * landing_stride_);
     free_landings_.push_back(i);
@@ -301,9 +316,11 @@ Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport, std::unique
 
 // ---- public calls: check, then post ----------------------------------------------------------------
 
-Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec, std::chrono::milliseconds deadline) {
+Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
+                                          std::chrono::milliseconds deadline) {
   KVSHARD_TRY(validate(spec));
-  for (const GroupMember& member : spec.members) KVSHARD_TRY(SocketAddress::parse(member.host, member.port));
+  for (const GroupMember& member : spec.members)
+    KVSHARD_TRY(SocketAddress::parse(member.host, member.port));
   const auto until = std::chrono::steady_clock::now() + deadline;
 
   std::unique_lock lock{front_mutex_};
@@ -319,15 +336,14 @@ Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec, std::chrono::mi
   const std::uint64_t id = found->first;
   FrontGroup& group = found->second;
   ++group.waiters;  // nobody erases the entry while it is above 0
-  const bool in_time = front_changed_.wait_until(lock, until, [&] {
-    return group.ready || group.refused || closing_;
-  });
+  const bool in_time = front_changed_.wait_until(
+      lock, until, [&] { return group.ready || group.refused || closing_; });
   --group.waiters;
   if (group.ready) return GroupId{id};
   Error error = group.refused ? *group.refused
                 : !in_time    ? Error{ErrorCode::deadline_exceeded,
-                                   fmt::format("group {} not connected within {} ms: {}", spec.name, deadline.count(),
-                                               group.last_error.message)}
+                                   fmt::format("group {} not connected within {} ms: {}", spec.name,
+                                                  deadline.count(), group.last_error.message)}
                               : Error{ErrorCode::failed_precondition, "the rank is closed"};
   if (group.waiters == 0) {  // nobody is left who wants it
     front_groups_.erase(id);
@@ -348,8 +364,8 @@ Result<PathReport> DecodeRank::Impl::path(GroupId group, std::uint32_t shard_ran
   const MutexLock lock{front_mutex_};
   const auto found = front_groups_.find(static_cast<std::uint64_t>(group));
   if (found == front_groups_.end() || shard_rank >= found->second.paths.size()) {
-    return Error{ErrorCode::invalid_argument,
-                 fmt::format("no rank {} of group {}", shard_rank, static_cast<std::uint64_t>(group))};
+    return Error{ErrorCode::invalid_argument, fmt::format("no rank {} of group {}", shard_rank,
+                                                          static_cast<std::uint64_t>(group))};
   }
   return found->second.paths[shard_rank];
 }
@@ -371,22 +387,24 @@ Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
   const MutexLock lock{front_mutex_};
   if (closing_) return Error{ErrorCode::failed_precondition, "the rank is closed"};
   if (!front_groups_.contains(static_cast<std::uint64_t>(request.group))) {
-    return Error{ErrorCode::invalid_argument,
-                 fmt::format("group {} is not connected", static_cast<std::uint64_t>(request.group))};
+    return Error{
+        ErrorCode::invalid_argument,
+        fmt::format("group {} is not connected", static_cast<std::uint64_t>(request.group))};
   }
   if (live_pulls_ >= options_.max_pulls) {
-    return Error{ErrorCode::resource_exhausted,
-                 fmt::format("{} pulls are running, max_pulls is {}", live_pulls_, options_.max_pulls)};
+    return Error{ErrorCode::resource_exhausted, fmt::format("{} pulls are running, max_pulls is {}",
+                                                            live_pulls_, options_.max_pulls)};
   }
   pull->id = next_pull_++;
   for (std::size_t i = 0; i < pull->pages.size(); ++i) {
     const std::uint32_t page = index(pull->pages[i]);
     if (page == 0 || page >= page_seen_.size() || page_seen_[page] == pull->id) {
-      return Error{ErrorCode::invalid_argument,
-                   fmt::format("destination page {} at position {} is {}", page, pull->first + i,
-                               page == 0                    ? "padding"
-                               : page >= page_seen_.size() ? fmt::format("not below {}", page_seen_.size())
-                                                            : "named twice")};
+      return Error{
+          ErrorCode::invalid_argument,
+          fmt::format("destination page {} at position {} is {}", page, pull->first + i,
+                      page == 0                   ? "padding"
+                      : page >= page_seen_.size() ? fmt::format("not below {}", page_seen_.size())
+                                                  : "named twice")};
     }
     page_seen_[page] = pull->id;
   }
@@ -404,7 +422,8 @@ Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
 
 void DecodeRank::Impl::cancel(PullId pull) {
   post([this, id = static_cast<std::uint64_t>(pull)] {
-    if (Pull* found = find_pull(id)) fail(*found, Error{ErrorCode::cancelled, "cancelled by the decode rank"});
+    if (Pull* found = find_pull(id))
+      fail(*found, Error{ErrorCode::cancelled, "cancelled by the decode rank"});
   });
 }
 
@@ -443,7 +462,8 @@ void DecodeRank::Impl::remove_group(GroupId id) {
     thread_->loop().cancel(peer->retry);
     if (peer->session == nullptr) continue;
     if (peer->session->connection != nullptr) {
-      (void)peer->session->connection->send(wire::Bye{Error{ErrorCode::cancelled, "the decode rank disconnects"}});
+      (void)peer->session->connection->send(
+          wire::Bye{Error{ErrorCode::cancelled, "the decode rank disconnects"}});
       peer->session->connection->flush_and_close();
     }
     if (peer->ready) counters::subtract(stats_.peers);
@@ -459,8 +479,10 @@ void DecodeRank::Impl::open_session(Peer& peer) {
   Session& session = *peer.session;
   session.setup_deadline = now() + 2 * options_.peer_timeout;
   session.ping_due = now() + options_.heartbeat;
-  const auto address = SocketAddress::parse(peer.member.host, peer.member.port);  // checked by connect()
-  auto connection = Connection::connect(thread_->loop(), *address, now() + options_.peer_timeout, session);
+  const auto address =
+      SocketAddress::parse(peer.member.host, peer.member.port);  // checked by connect()
+  auto connection =
+      Connection::connect(thread_->loop(), *address, now() + options_.peer_timeout, session);
   if (!connection) return lose(session, std::move(connection).error());
   session.connection = std::move(connection).value();
 }
@@ -494,10 +516,13 @@ void DecodeRank::Impl::on_frame(Session& session, wire::MessageType type,
   using wire::MessageType;
   if (session.lost) return;
   switch (type) {
-    case MessageType::ping: return;  // any byte is a sign of life
-    case MessageType::bye: return dispatch<wire::Bye>(session, payload, &Impl::on_bye);
+    case MessageType::ping:
+      return;  // any byte is a sign of life
+    case MessageType::bye:
+      return dispatch<wire::Bye>(session, payload, &Impl::on_bye);
     case MessageType::welcome:
-      if (session.endpoint == nullptr) return dispatch<wire::Welcome>(session, payload, &Impl::on_welcome);
+      if (session.endpoint == nullptr)
+        return dispatch<wire::Welcome>(session, payload, &Impl::on_welcome);
       break;
     case MessageType::ready:
       if (session.peer.ready) return dispatch<wire::Ready>(session, payload, &Impl::on_ready);
@@ -508,16 +533,19 @@ void DecodeRank::Impl::on_frame(Session& session, wire::MessageType type,
     case MessageType::abort:
       if (session.peer.ready) return dispatch<wire::Abort>(session, payload, &Impl::on_abort);
       break;
-    default: break;
+    default:
+      break;
   }
-  refuse(session, Error{ErrorCode::failed_precondition,
-                        fmt::format("message type {} is not expected now", static_cast<int>(type))});
+  refuse(session,
+         Error{ErrorCode::failed_precondition,
+               fmt::format("message type {} is not expected now", static_cast<int>(type))});
 }
 
 Status DecodeRank::Impl::check_welcome(const Session& session, const wire::Welcome& welcome) const {
   const Peer& peer = session.peer;
   const auto differs = [](std::string_view field, const auto& want, const auto& have) {
-    return Error{ErrorCode::failed_precondition, fmt::format("{}: decode wants {}, prefill has {}", field, want, have)};
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("{}: decode wants {}, prefill has {}", field, want, have)};
   };
   if (welcome.version != wire::kProtocolVersion)
     return differs("protocol version", wire::kProtocolVersion, welcome.version);
@@ -526,15 +554,16 @@ Status DecodeRank::Impl::check_welcome(const Session& session, const wire::Welco
   if (welcome.shard_size != peer.group->peers.size())
     return differs("shard_size", peer.group->peers.size(), welcome.shard_size);
   if (welcome.slot_count == 0 || welcome.slot_stride < slot_bytes_for(1)) {
-    return Error{ErrorCode::failed_precondition, fmt::format("{} slots, {} bytes apart", welcome.slot_count,
-                                                             welcome.slot_stride)};
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("{} slots, {} bytes apart", welcome.slot_count, welcome.slot_stride)};
   }
   KVSHARD_TRY(validate(welcome.geometry));
   return check_compatible(welcome.geometry, options_.pool.geometry);
 }
 
 void DecodeRank::Impl::on_welcome(Session& session, wire::Welcome& welcome) {
-  if (Status fits = check_welcome(session, welcome); !fits) return refuse(session, std::move(fits).error());
+  if (Status fits = check_welcome(session, welcome); !fits)
+    return refuse(session, std::move(fits).error());
   session.view.emplace(options_.pool, welcome.geometry, options_.pool.geometry);
   session.incarnation = welcome.incarnation;
   session.slot_count = welcome.slot_count;
@@ -550,7 +579,8 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
   if (session.lost) return;
   if (!status) {
     // A path that the options refuse stays refused; anything else may work next time.
-    if (status.error().code == ErrorCode::unsupported) return refuse(session, std::move(status).error());
+    if (status.error().code == ErrorCode::unsupported)
+      return refuse(session, std::move(status).error());
     return lose(session, std::move(status).error());
   }
   Peer& peer = session.peer;
@@ -561,11 +591,13 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
   peer.ready = true;
   counters::add(stats_.peers);
   const PathReport& report = session.endpoint->path();
-  log::info("connected: group {} epoch {} shard {} at {}: path {}: {}", group.spec.name, group.spec.epoch,
-            peer.member.shard_rank, session.connection->peer(), to_string(report.path), report.reason);
+  log::info("connected: group {} epoch {} shard {} at {}: path {}: {}", group.spec.name,
+            group.spec.epoch, peer.member.shard_rank, session.connection->peer(),
+            to_string(report.path), report.reason);
   {
     const MutexLock lock{front_mutex_};
-    if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id)); found != front_groups_.end()) {
+    if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id));
+        found != front_groups_.end()) {
       found->second.paths[peer.member.shard_rank] = report;
       if (group.ready()) found->second.ready = true;
     }
@@ -573,7 +605,8 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
   }
   if (!group.ready()) return;
   for (const std::uint64_t id : std::exchange(group.waiting, {})) {
-    if (Pull* pull = find_pull(id); pull != nullptr && pull->state == Pull::State::connecting) send_pulls(*pull);
+    if (Pull* pull = find_pull(id); pull != nullptr && pull->state == Pull::State::connecting)
+      send_pulls(*pull);
   }
 }
 
@@ -583,20 +616,24 @@ void DecodeRank::Impl::lose(Session& session, Error error) noexcept {
   session.lost = true;
   Peer& peer = session.peer;
   Group& group = *peer.group;
-  const std::string message = fmt::format("prefill rank {} of group {} (incarnation {:016x}) lost: {}",
-                                          peer.member.shard_rank, group.spec.name, session.incarnation, error.message);
+  const std::string message =
+      fmt::format("prefill rank {} of group {} (incarnation {:016x}) lost: {}",
+                  peer.member.shard_rank, group.spec.name, session.incarnation, error.message);
   if (peer.ready) {
     peer.ready = false;
     counters::subtract(stats_.peers);
     counters::add(stats_.peers_lost);
-    log::info("peer lost: shard {}, {} pulls: {}", peer.member.shard_rank, session.pulls.size(), error.message);
+    log::info("peer lost: shard {}, {} pulls: {}", peer.member.shard_rank, session.pulls.size(),
+              error.message);
   } else {
     ++peer.failed_attempts;
   }
-  for (const std::uint64_t id : std::vector<std::uint64_t>{session.pulls.begin(), session.pulls.end()}) {
+  for (const std::uint64_t id :
+       std::vector<std::uint64_t>{session.pulls.begin(), session.pulls.end()}) {
     if (Pull* pull = find_pull(id)) fail(*pull, Error{ErrorCode::unavailable, message});
   }
-  if (peer.failed_attempts > 0) {  // it is not just a blip: whoever waits should choose another group
+  if (peer.failed_attempts >
+      0) {  // it is not just a blip: whoever waits should choose another group
     for (const std::uint64_t id : std::exchange(group.waiting, {})) {
       if (Pull* pull = find_pull(id)) fail(*pull, Error{ErrorCode::unavailable, message});
     }
@@ -605,13 +642,15 @@ void DecodeRank::Impl::lose(Session& session, Error error) noexcept {
   retire(std::move(peer.session));
   {
     const MutexLock lock{front_mutex_};
-    if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id)); found != front_groups_.end())
+    if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id));
+        found != front_groups_.end())
       found->second.last_error = Error{error.code, message};
   }
   if (draining_) return;
   // Doubling back-off with jitter in [1/2, 1], so that a restarted rank is not stormed.
   const auto shift = std::min<std::uint32_t>(peer.failed_attempts, 16);
-  const auto ceiling = std::min<Duration>(options_.reconnect_max, Duration{options_.reconnect_min} * (1U << shift));
+  const auto ceiling =
+      std::min<Duration>(options_.reconnect_max, Duration{options_.reconnect_min} * (1U << shift));
   jitter_ = jitter_ * 6364136223846793005U + 1442695040888963407U;
   const auto delay = ceiling / 2 + ceiling * static_cast<std::int64_t>(jitter_ >> 48) / (2 * 65536);
   peer.retry = thread_->loop().at(now() + delay, [this, &peer] { open_session(peer); });
@@ -640,7 +679,8 @@ void DecodeRank::Impl::refuse(Session& session, Error error) {
 
 void DecodeRank::Impl::on_bye(Session& session, wire::Bye& bye) {
   const bool permanent = bye.error.code == ErrorCode::failed_precondition ||
-                         bye.error.code == ErrorCode::invalid_argument || bye.error.code == ErrorCode::unsupported;
+                         bye.error.code == ErrorCode::invalid_argument ||
+                         bye.error.code == ErrorCode::unsupported;
   if (!session.peer.ready && permanent) {
     const MutexLock lock{front_mutex_};
     if (const auto found = front_groups_.find(static_cast<std::uint64_t>(session.peer.group->id));
@@ -663,9 +703,10 @@ void DecodeRank::Impl::start_pull(std::shared_ptr<Pull> made) {
   if (group.ready()) return send_pulls(pull);
   for (const auto& peer : group.peers) {
     if (peer->ready || peer->failed_attempts == 0) continue;
-    return fail(pull, Error{ErrorCode::unavailable,
-                            fmt::format("prefill rank {} of group {} has not answered {} attempts",
-                                        peer->member.shard_rank, group.spec.name, peer->failed_attempts)});
+    return fail(
+        pull, Error{ErrorCode::unavailable,
+                    fmt::format("prefill rank {} of group {} has not answered {} attempts",
+                                peer->member.shard_rank, group.spec.name, peer->failed_attempts)});
   }
   group.waiting.push_back(pull.id);
 }
@@ -675,58 +716,71 @@ void DecodeRank::Impl::send_pulls(Pull& pull) {
   pull.coverage.emplace(static_cast<std::uint32_t>(pull.pages.size()), whole_view_.buffers());
   pull.parts.resize(pull.group->peers.size());
   pull.path = pull.group->peers.front()->session->endpoint->path().path;
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(pull.deadline - now()).count();
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(pull.deadline - now()).count();
   for (std::uint32_t rank = 0; rank < pull.parts.size(); ++rank) {
     Session& session = *pull.group->peers[rank]->session;
     pull.parts[rank].session = &session;
     pull.parts[rank].timing.shard_rank = rank;
     session.pulls.insert(pull.id);
-    (void)session.connection->send(wire::Pull{
-        .pull = pull.id,
-        .room = pull.room,
-        .first_position = pull.first,
-        .end_position = pull.end(),
-        .window = options_.window,
-        .wait_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(left, 0, std::numeric_limits<std::uint32_t>::max()))});
+    (void)session.connection->send(
+        wire::Pull{.pull = pull.id,
+                   .room = pull.room,
+                   .first_position = pull.first,
+                   .end_position = pull.end(),
+                   .window = options_.window,
+                   .wait_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+                       left, 0, std::numeric_limits<std::uint32_t>::max()))});
   }
 }
 
 Status DecodeRank::Impl::check_ready(const Session& session, const Pull& pull, const Part& part,
                                      const wire::Ready& ready) const {
   const auto bad = [&](std::string what) {
-    return Error{ErrorCode::invalid_argument, fmt::format("READY of pull {}: {}", ready.pull, what)};
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("READY of pull {}: {}", ready.pull, what)};
   };
   if (part.last) return bad("a piece after the last");
-  if (ready.piece != part.pieces.size()) return bad(fmt::format("piece {}, expected {}", ready.piece, part.pieces.size()));
+  if (ready.piece != part.pieces.size())
+    return bad(fmt::format("piece {}, expected {}", ready.piece, part.pieces.size()));
   if (ready.last) {
-    if (ready.payload_bytes != 0 || !ready.positions.empty()) return bad("the last message carries a payload");
+    if (ready.payload_bytes != 0 || !ready.positions.empty())
+      return bad("the last message carries a payload");
     return {};
   }
-  if (part.unreleased >= options_.window) return bad(fmt::format("more than {} slots at once", options_.window));
-  if (ready.slot >= session.slot_count) return bad(fmt::format("slot {} of {}", ready.slot, session.slot_count));
+  if (part.unreleased >= options_.window)
+    return bad(fmt::format("more than {} slots at once", options_.window));
+  if (ready.slot >= session.slot_count)
+    return bad(fmt::format("slot {} of {}", ready.slot, session.slot_count));
   const std::uint32_t buffers = session.view->buffers();
-  if (ready.buffer_count == 0 || ready.first_buffer >= buffers || ready.buffer_count > buffers - ready.first_buffer)
-    return bad(fmt::format("buffers [{}, +{}) of {}", ready.first_buffer, ready.buffer_count, buffers));
+  if (ready.buffer_count == 0 || ready.first_buffer >= buffers ||
+      ready.buffer_count > buffers - ready.first_buffer)
+    return bad(
+        fmt::format("buffers [{}, +{}) of {}", ready.first_buffer, ready.buffer_count, buffers));
   std::uint64_t positions = 0;
   for (const Run& run : ready.positions) {
-    const std::uint64_t last = run.first + std::uint64_t{run.stride} * (run.count - std::uint64_t{1});
+    const std::uint64_t last =
+        run.first + std::uint64_t{run.stride} * (run.count - std::uint64_t{1});
     if (run.count == 0 || run.stride == 0 || run.first < pull.first || last >= pull.end())
-      return bad(fmt::format("positions {} + {} * {} outside [{}, {})", run.first, run.stride, run.count, pull.first,
-                             pull.end()));
+      return bad(fmt::format("positions {} + {} * {} outside [{}, {})", run.first, run.stride,
+                             run.count, pull.first, pull.end()));
     positions += run.count;
   }
-  const std::uint64_t payload = positions * session.view->page_bytes(ready.first_buffer, ready.buffer_count);
+  const std::uint64_t payload =
+      positions * session.view->page_bytes(ready.first_buffer, ready.buffer_count);
   if (positions == 0 || positions > pull.pages.size() || payload != ready.payload_bytes)
-    return bad(fmt::format("{} bytes for {} positions, expected {}", ready.payload_bytes, positions, payload));
+    return bad(fmt::format("{} bytes for {} positions, expected {}", ready.payload_bytes, positions,
+                           payload));
   if (payload > options_.landing_payload_bytes || slot_bytes_for(payload) > session.slot_stride)
-    return bad(fmt::format("{} bytes do not fit the slots of {} and {}", payload, options_.landing_payload_bytes,
-                           session.slot_stride));
+    return bad(fmt::format("{} bytes do not fit the slots of {} and {}", payload,
+                           options_.landing_payload_bytes, session.slot_stride));
   return {};
 }
 
 void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
   Pull* const pull = find_pull(ready.pull);
-  if (pull == nullptr || pull->state != Pull::State::pulling) {  // it failed while this was on its way
+  if (pull == nullptr ||
+      pull->state != Pull::State::pulling) {  // it failed while this was on its way
     counters::add(stats_.late_messages);
     return;
   }
@@ -736,7 +790,8 @@ void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
     return;
   }
   Part& part = pull->parts[rank];
-  if (Status fits = check_ready(session, *pull, part, ready); !fits) return refuse(session, std::move(fits).error());
+  if (Status fits = check_ready(session, *pull, part, ready); !fits)
+    return refuse(session, std::move(fits).error());
   if (ready.last) {
     part.last = true;
     part.side_data = std::move(ready.side_data);
@@ -747,7 +802,8 @@ void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
       const std::uint32_t position = run.first + i * run.stride;
       if (!pull->coverage->mark(position - pull->first, ready.first_buffer, ready.buffer_count)) {
         return refuse(session, Error{ErrorCode::invalid_argument,
-                                     fmt::format("READY of pull {}: position {} came twice", ready.pull, position)});
+                                     fmt::format("READY of pull {}: position {} came twice",
+                                                 ready.pull, position)});
       }
     }
   }
@@ -816,7 +872,8 @@ void DecodeRank::Impl::fetched(Landing& landing, Status status) noexcept {
                                                .generation = landing.ready.generation});
   pages_.clear();
   for (const Run& run : landing.ready.positions) {
-    for (std::uint32_t i = 0; i < run.count; ++i) pages_.push_back(pull->pages[run.first + i * run.stride - pull->first]);
+    for (std::uint32_t i = 0; i < run.count; ++i)
+      pages_.push_back(pull->pages[run.first + i * run.stride - pull->first]);
   }
   session.view->select(landing.ready.first_buffer, landing.ready.buffer_count, pages_, selection_);
   const CopyJob job{.direction = CopyJob::Direction::scatter,
@@ -830,7 +887,8 @@ void DecodeRank::Impl::fetched(Landing& landing, Status status) noexcept {
                     .after = pull->after};
   landing.state = Landing::State::scattering;
   ++pull->scatters;
-  if (Status taken = thread_->engine().submit(job, landing); !taken) scattered(landing, std::move(taken));
+  if (Status taken = thread_->engine().submit(job, landing); !taken)
+    scattered(landing, std::move(taken));
 }
 
 void DecodeRank::Impl::scattered(Landing& landing, Status status) noexcept {
@@ -856,11 +914,15 @@ void DecodeRank::Impl::scattered(Landing& landing, Status status) noexcept {
 }
 
 void DecodeRank::Impl::commit_if_complete(Pull& pull) {
-  if (!std::all_of(pull.parts.begin(), pull.parts.end(), [](const Part& part) { return part.complete(); })) return;
+  if (!std::all_of(pull.parts.begin(), pull.parts.end(),
+                   [](const Part& part) { return part.complete(); }))
+    return;
   if (!pull.coverage->complete()) {
-    return fail(pull, Error{ErrorCode::data_loss,
-                            fmt::format("{} (page, buffer) pairs were never sent, the first at position {}",
-                                        pull.coverage->missing(), pull.first + pull.coverage->first_missing())});
+    return fail(
+        pull,
+        Error{ErrorCode::data_loss,
+              fmt::format("{} (page, buffer) pairs were never sent, the first at position {}",
+                          pull.coverage->missing(), pull.first + pull.coverage->first_missing())});
   }
   pull.state = Pull::State::committing;
   for (const Part& part : pull.parts) {
@@ -875,19 +937,22 @@ void DecodeRank::Impl::commit_if_complete(Pull& pull) {
 void DecodeRank::Impl::on_verdict(Session& session, wire::Verdict& verdict) {
   Pull* const pull = find_pull(verdict.pull);
   const std::uint32_t rank = session.peer.member.shard_rank;
-  if (pull == nullptr || pull->state != Pull::State::committing || pull->parts[rank].session != &session ||
-      pull->parts[rank].committed) {
+  if (pull == nullptr || pull->state != Pull::State::committing ||
+      pull->parts[rank].session != &session || pull->parts[rank].committed) {
     counters::add(stats_.late_messages);
     return;
   }
   if (!verdict.valid) {
     counters::add(stats_.stale);
     return fail(*pull, Error{ErrorCode::data_loss,
-                             fmt::format("prefill rank {} says the bytes did not stay valid: {}", rank, verdict.reason)});
+                             fmt::format("prefill rank {} says the bytes did not stay valid: {}",
+                                         rank, verdict.reason)});
   }
   pull->parts[rank].committed = true;
   session.pulls.erase(pull->id);
-  if (std::all_of(pull->parts.begin(), pull->parts.end(), [](const Part& part) { return part.committed; })) finish(*pull);
+  if (std::all_of(pull->parts.begin(), pull->parts.end(),
+                  [](const Part& part) { return part.committed; }))
+    finish(*pull);
 }
 
 void DecodeRank::Impl::on_abort(Session& session, wire::Abort& abort) {
@@ -900,7 +965,8 @@ void DecodeRank::Impl::on_abort(Session& session, wire::Abort& abort) {
   }
   session.pulls.erase(pull->id);
   pull->parts[rank].session = nullptr;  // it needs no ABORT back
-  fail(*pull, Error{abort.error.code, fmt::format("prefill rank {}: {}", rank, abort.error.message)});
+  fail(*pull,
+       Error{abort.error.code, fmt::format("prefill rank {}: {}", rank, abort.error.message)});
 }
 
 // Ends a pull early, from whatever state. The event comes once the last copy into its pages is over;
@@ -910,7 +976,8 @@ void DecodeRank::Impl::fail(Pull& pull, Error error) {
   pull.state = Pull::State::failing;
   pull.status = error;
   for (Part& part : pull.parts) {
-    Session* const session = std::exchange(part.session, nullptr);  // it may be gone before the pull is
+    Session* const session =
+        std::exchange(part.session, nullptr);  // it may be gone before the pull is
     if (session == nullptr || part.committed) continue;
     session->pulls.erase(pull.id);
     if (!session->lost) (void)session->connection->send(wire::Abort{pull.id, error});
@@ -939,9 +1006,9 @@ void DecodeRank::Impl::finish(Pull& pull) {
       event.side_data.push_back({part.timing.shard_rank, std::move(part.side_data)});
     event.sources.push_back(part.timing);
   }
-  counters::add(event.status                                            ? stats_.pulls_done
+  counters::add(event.status                                        ? stats_.pulls_done
                 : event.status.error().code == ErrorCode::cancelled ? stats_.pulls_cancelled
-                                                                        : stats_.pulls_failed);
+                                                                    : stats_.pulls_failed);
   counters::subtract(stats_.pulls);
   if (pull.group != nullptr && pull.parts.empty()) std::erase(pull.group->waiting, pull.id);
   PullListener* const listener = pull.listener;
@@ -959,7 +1026,9 @@ void DecodeRank::Impl::finish(Pull& pull) {
 void DecodeRank::Impl::sweep() {
   const TimePoint time = now();
 
-  std::erase_if(retired_, [](const auto& session) { return session->endpoint == nullptr || session->endpoint->closed(); });
+  std::erase_if(retired_, [](const auto& session) {
+    return session->endpoint == nullptr || session->endpoint->closed();
+  });
 
   std::vector<std::pair<Session*, std::string>> hung;
   for (auto& [id, group] : groups_) {
@@ -968,8 +1037,10 @@ void DecodeRank::Impl::sweep() {
       if (session == nullptr || session->connection == nullptr) continue;
       if (!peer->ready && time > session->setup_deadline) {
         hung.emplace_back(session, "the handshake took too long");
-      } else if (peer->ready && time - session->connection->last_received() > options_.peer_timeout) {
-        hung.emplace_back(session, fmt::format("silent for more than {} ms", options_.peer_timeout.count()));
+      } else if (peer->ready &&
+                 time - session->connection->last_received() > options_.peer_timeout) {
+        hung.emplace_back(session,
+                          fmt::format("silent for more than {} ms", options_.peer_timeout.count()));
       } else if (peer->ready && time >= session->ping_due) {
         session->ping_due = time + options_.heartbeat;
         (void)session->connection->send(wire::Ping{++session->pings});
@@ -979,8 +1050,9 @@ void DecodeRank::Impl::sweep() {
   for (const Landing& landing : landings_) {
     if (landing.state == Landing::State::fetching && !landing.session->lost &&
         time - landing.started > options_.fetch_timeout) {
-      hung.emplace_back(landing.session, fmt::format("a fetch of {} bytes took more than {} ms",
-                                                     landing.ready.payload_bytes, options_.fetch_timeout.count()));
+      hung.emplace_back(landing.session,
+                        fmt::format("a fetch of {} bytes took more than {} ms",
+                                    landing.ready.payload_bytes, options_.fetch_timeout.count()));
     }
   }
   for (auto& [session, why] : hung) lose(*session, Error{ErrorCode::unavailable, std::move(why)});
@@ -991,13 +1063,15 @@ void DecodeRank::Impl::sweep() {
   }
   for (const std::uint64_t id : late) {
     if (Pull* pull = find_pull(id)) {
-      fail(*pull, Error{ErrorCode::deadline_exceeded,
-                        fmt::format("room {} was not complete at its deadline", index(pull->room))});
+      fail(*pull,
+           Error{ErrorCode::deadline_exceeded,
+                 fmt::format("room {} was not complete at its deadline", index(pull->room))});
     }
   }
 
   pump();
-  thread_->loop().at(time + std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4, [this] { sweep(); });
+  thread_->loop().at(time + std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4,
+                     [this] { sweep(); });
 }
 
 void DecodeRank::Impl::close() noexcept {
@@ -1023,7 +1097,8 @@ void DecodeRank::Impl::begin_close() {
   std::vector<std::uint64_t> pulls;
   for (const auto& [id, pull] : pulls_) pulls.push_back(id);
   for (const std::uint64_t id : pulls) {
-    if (Pull* pull = find_pull(id)) fail(*pull, Error{ErrorCode::cancelled, "the decode rank is closing"});
+    if (Pull* pull = find_pull(id))
+      fail(*pull, Error{ErrorCode::cancelled, "the decode rank is closing"});
   }
   std::vector<GroupId> groups;
   for (const auto& [id, group] : groups_) groups.push_back(group->id);
@@ -1033,10 +1108,15 @@ void DecodeRank::Impl::begin_close() {
 
 // Waits, turn by turn, until nothing touches our memory any more.
 void DecodeRank::Impl::finish_close() {
-  std::erase_if(retired_, [](const auto& session) { return session->endpoint == nullptr || session->endpoint->closed(); });
+  std::erase_if(retired_, [](const auto& session) {
+    return session->endpoint == nullptr || session->endpoint->closed();
+  });
   const bool idle = retired_.empty() && thread_->engine().in_flight() == 0;
-  if (!idle && SteadyClock::instance().now() < close_deadline_) return post([this] { finish_close(); });
-  if (!idle) log::error("closed with {} endpoints and {} copies in flight", retired_.size(), thread_->engine().in_flight());
+  if (!idle && SteadyClock::instance().now() < close_deadline_)
+    return post([this] { finish_close(); });
+  if (!idle)
+    log::error("closed with {} endpoints and {} copies in flight", retired_.size(),
+               thread_->engine().in_flight());
   retired_.clear();
   const MutexLock lock{front_mutex_};
   closed_ = true;
@@ -1046,14 +1126,17 @@ void DecodeRank::Impl::finish_close() {
 // ---- the public class ------------------------------------------------------------------------------
 
 std::string summarize(const PullEvent& event) {
-  std::string line = fmt::format("room {}: {}, {} bytes by {} from {} ranks in {:.3f} ms", index(event.room),
-                                 event.status ? "ok" : to_string(event.status.error().code), event.bytes,
-                                 to_string(event.path), event.sources.size(),
-                                 std::chrono::duration<double, std::milli>{event.total}.count());
-  const auto slowest = std::max_element(event.sources.begin(), event.sources.end(),
-                                        [](const auto& a, const auto& b) { return a.landed < b.landed; });
+  std::string line =
+      fmt::format("room {}: {}, {} bytes by {} from {} ranks in {:.3f} ms", index(event.room),
+                  event.status ? "ok" : to_string(event.status.error().code), event.bytes,
+                  to_string(event.path), event.sources.size(),
+                  std::chrono::duration<double, std::milli>{event.total}.count());
+  const auto slowest =
+      std::max_element(event.sources.begin(), event.sources.end(),
+                       [](const auto& a, const auto& b) { return a.landed < b.landed; });
   if (slowest != event.sources.end() && slowest->pieces > 0) {
-    line += fmt::format(", slowest rank {}: landed after {:.3f} ms, wire {:.3f} ms", slowest->shard_rank,
+    line += fmt::format(", slowest rank {}: landed after {:.3f} ms, wire {:.3f} ms",
+                        slowest->shard_rank,
                         std::chrono::duration<double, std::milli>{slowest->landed}.count(),
                         std::chrono::duration<double, std::milli>{slowest->wire}.count());
   }
@@ -1066,15 +1149,29 @@ DecodeRank::~DecodeRank() = default;
 Result<GroupId> DecodeRank::connect(const GroupSpec& group, std::chrono::milliseconds deadline) {
   return impl_->connect(group, deadline);
 }
-void DecodeRank::disconnect(GroupId group) { impl_->disconnect(group); }
+void DecodeRank::disconnect(GroupId group) {
+  impl_->disconnect(group);
+}
 Result<PathReport> DecodeRank::path(GroupId group, std::uint32_t shard_rank) const {
   return impl_->path(group, shard_rank);
 }
-Result<PullId> DecodeRank::pull(const PullRequest& request) { return impl_->pull(request); }
-void DecodeRank::cancel(PullId pull) { impl_->cancel(pull); }
-std::size_t DecodeRank::poll(std::span<PullEvent> events) { return impl_->poll(events); }
-int DecodeRank::event_fd() const noexcept { return impl_->event_fd(); }
-DecodeStats DecodeRank::stats() const { return impl_->stats(); }
-void DecodeRank::close() noexcept { impl_->close(); }
+Result<PullId> DecodeRank::pull(const PullRequest& request) {
+  return impl_->pull(request);
+}
+void DecodeRank::cancel(PullId pull) {
+  impl_->cancel(pull);
+}
+std::size_t DecodeRank::poll(std::span<PullEvent> events) {
+  return impl_->poll(events);
+}
+int DecodeRank::event_fd() const noexcept {
+  return impl_->event_fd();
+}
+DecodeStats DecodeRank::stats() const {
+  return impl_->stats();
+}
+void DecodeRank::close() noexcept {
+  impl_->close();
+}
 
 }  // namespace kvshard

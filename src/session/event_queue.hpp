@@ -29,7 +29,8 @@ class EventQueue {
   /// To be called once, before anything else.
   Status open() {
     fd_ = UniqueFd{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
-    if (!fd_) return Error{ErrorCode::resource_exhausted, fmt::format("eventfd: {}", std::strerror(errno))};
+    if (!fd_)
+      return Error{ErrorCode::resource_exhausted, fmt::format("eventfd: {}", std::strerror(errno))};
     return {};
   }
 

@@ -21,13 +21,14 @@ PoolView::PoolView(const Pool& self, const Geometry& prefill, const Geometry& de
                        .page_stride = group.page_stride != 0 ? group.page_stride : packed_stride,
                        .shape = page_shape(group, prefill.groups[g], decode.groups[g])});
     buffers_.insert(buffers_.end(), self.buffers[g].begin(), self.buffers[g].end());
-    for (std::uint32_t b = 0; b < group.buffers(); ++b) bytes_before_.push_back(bytes_before_.back() + packed_stride);
+    for (std::uint32_t b = 0; b < group.buffers(); ++b)
+      bytes_before_.push_back(bytes_before_.back() + packed_stride);
     page_count_ = std::min(page_count_, group.page_count);
   }
 }
 
-std::vector<std::pair<std::uint32_t, std::uint32_t>> PoolView::layer_ranges(std::uint32_t first,
-                                                                            std::uint32_t count) const {
+std::vector<std::pair<std::uint32_t, std::uint32_t>> PoolView::layer_ranges(
+    std::uint32_t first, std::uint32_t count) const {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ranges;
   for (const Group& group : groups_) {
     const std::uint32_t begin = std::min(first, group.layers);
@@ -65,7 +66,8 @@ Piece PieceCutter::next(const PoolView& view, std::uint64_t capacity) noexcept {
   KVSHARD_ASSERT(!done());
   const std::uint64_t whole = view.page_bytes(first_buffer_, end_buffer_ - first_buffer_);
   if (whole <= capacity) {
-    const auto fit = static_cast<std::uint32_t>(std::min<std::uint64_t>(end_page_ - page_, capacity / whole));
+    const auto fit =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(end_page_ - page_, capacity / whole));
     const Piece piece{page_, fit, first_buffer_, end_buffer_ - first_buffer_};
     page_ += fit;
     return piece;
@@ -96,14 +98,16 @@ std::uint64_t row_mask(std::uint32_t word, std::uint32_t first, std::uint32_t en
 }
 }  // namespace
 
-bool Coverage::mark(std::uint32_t position, std::uint32_t first_buffer, std::uint32_t count) noexcept {
+bool Coverage::mark(std::uint32_t position, std::uint32_t first_buffer,
+                    std::uint32_t count) noexcept {
   if (count == 0) return true;
   const std::uint32_t end = first_buffer + count;
   std::uint64_t* const row = bits_.data() + std::size_t{position} * words_;
   for (std::uint32_t word = first_buffer / 64; word * 64 < end; ++word) {
     if ((row[word] & row_mask(word, first_buffer, end)) != 0) return false;
   }
-  for (std::uint32_t word = first_buffer / 64; word * 64 < end; ++word) row[word] |= row_mask(word, first_buffer, end);
+  for (std::uint32_t word = first_buffer / 64; word * 64 < end; ++word)
+    row[word] |= row_mask(word, first_buffer, end);
   missing_ -= count;
   return true;
 }

@@ -23,7 +23,9 @@ class PoolView {
   /// passed check_compatible(); one of them is self's.
   PoolView(const Pool& self, const Geometry& prefill, const Geometry& decode);
 
-  [[nodiscard]] std::uint32_t buffers() const noexcept { return static_cast<std::uint32_t>(buffers_.size()); }
+  [[nodiscard]] std::uint32_t buffers() const noexcept {
+    return static_cast<std::uint32_t>(buffers_.size());
+  }
   /// Payload bytes of one page in the buffers [first, first + count).
   [[nodiscard]] std::uint64_t page_bytes(std::uint32_t first, std::uint32_t count) const noexcept {
     return bytes_before_[first + count] - bytes_before_[first];
@@ -32,8 +34,8 @@ class PoolView {
   [[nodiscard]] std::uint32_t page_count() const noexcept { return page_count_; }
 
   /// The buffers of layers [first, first + count) of every group, as buffer ranges (first, count).
-  [[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint32_t>> layer_ranges(std::uint32_t first,
-                                                                                  std::uint32_t count) const;
+  [[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint32_t>> layer_ranges(
+      std::uint32_t first, std::uint32_t count) const;
 
   /// What a copy job needs; reused, so that a warm selection allocates nothing.
   struct Selection {
@@ -41,7 +43,8 @@ class PoolView {
     std::vector<FragmentBatch> batches;
   };
   /// Fragments of `pages` in the buffers [first, first + count), in slot order.
-  void select(std::uint32_t first, std::uint32_t count, std::span<const LocalPage> pages, Selection& out) const;
+  void select(std::uint32_t first, std::uint32_t count, std::span<const LocalPage> pages,
+              Selection& out) const;
 
  private:
   struct Group {
@@ -82,7 +85,9 @@ class PieceCutter {
         page_{first_page},
         buffer_{first_buffer} {}
 
-  [[nodiscard]] bool done() const noexcept { return page_ >= end_page_ || first_buffer_ == end_buffer_; }
+  [[nodiscard]] bool done() const noexcept {
+    return page_ >= end_page_ || first_buffer_ == end_buffer_;
+  }
   Piece next(const PoolView& view, std::uint64_t capacity) noexcept;
 
  private:

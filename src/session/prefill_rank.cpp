@@ -30,7 +30,8 @@ namespace kvshard {
 namespace {
 
 constexpr std::chrono::milliseconds kCloseDeadline{2'000};
-constexpr std::size_t kMaxEndedRooms = 65'536;  // remembered, so that a late PULL is answered at once
+constexpr std::size_t kMaxEndedRooms =
+    65'536;  // remembered, so that a late PULL is answered at once
 
 }  // namespace
 
@@ -83,14 +84,14 @@ class PrefillRank::Impl final : public SlotTable::Owner {
 
   struct Room {
     RoomId id{};
-    std::uint32_t unclaimed{0};            // pullers that have not come yet
+    std::uint32_t unclaimed{0};  // pullers that have not come yet
     std::vector<OwnedChunk> chunks;
-    std::optional<std::uint32_t> length;   // positions, once the last chunk is here
-    TimePoint expires{TimePoint::max()};   // for the unclaimed, from the last chunk on
+    std::optional<std::uint32_t> length;  // positions, once the last chunk is here
+    TimePoint expires{TimePoint::max()};  // for the unclaimed, from the last chunk on
     std::vector<std::byte> side_data;
-    std::vector<std::uint64_t> leases;     // live ones
-    std::uint32_t gathering{0};            // slots that read its pages now
-    Status status;                         // the first failure
+    std::vector<std::uint64_t> leases;  // live ones
+    std::uint32_t gathering{0};         // slots that read its pages now
+    Status status;                      // the first failure
   };
 
   struct Peer;
@@ -117,7 +118,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
       bool released;
     };
     std::vector<SentPiece> pieces;
-    std::uint32_t slots{0};                // gathering or exposed
+    std::uint32_t slots{0};  // gathering or exposed
     std::uint32_t gathering{0};
     std::uint32_t unreleased{0};
     bool last_sent{false};
@@ -125,12 +126,16 @@ class PrefillRank::Impl final : public SlotTable::Owner {
 
   // One decode rank's control connection.
   struct Peer final : ConnectionListener {
-    Peer(Impl& rank_, std::uint64_t id_, std::string name_) : rank{rank_}, id{id_}, name{std::move(name_)} {}
+    Peer(Impl& rank_, std::uint64_t id_, std::string name_)
+        : rank{rank_}, id{id_}, name{std::move(name_)} {}
     void connection_open() noexcept override {}
-    void connection_frame(wire::MessageType type, std::span<const std::byte> payload) noexcept override {
+    void connection_frame(wire::MessageType type,
+                          std::span<const std::byte> payload) noexcept override {
       rank.on_frame(*this, type, payload);
     }
-    void connection_closed(Error error) noexcept override { rank.lose_peer(*this, std::move(error)); }
+    void connection_closed(Error error) noexcept override {
+      rank.lose_peer(*this, std::move(error));
+    }
 
     Impl& rank;
     std::uint64_t id;
@@ -143,9 +148,9 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     std::optional<PoolView> view;
     std::uint64_t capacity{0};
     std::unordered_map<std::uint64_t, std::uint64_t> leases;  // pull -> lease id
-    std::uint32_t waiting{0};              // pulls of rooms that are not open yet
+    std::uint32_t waiting{0};  // pulls of rooms that are not open yet
     std::uint32_t slots{0};
-    std::deque<std::uint64_t> parked;      // leases that wait for this peer's share of slots
+    std::deque<std::uint64_t> parked;  // leases that wait for this peer's share of slots
   };
 
   struct WaitingPull {
@@ -158,7 +163,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   void on_accept(UniqueFd fd, std::string name);
   void on_frame(Peer& peer, wire::MessageType type, std::span<const std::byte> payload) noexcept;
   template <typename Message>
-  void dispatch(Peer& peer, std::span<const std::byte> payload, void (Impl::*handler)(Peer&, Message&));
+  void dispatch(Peer& peer, std::span<const std::byte> payload,
+                void (Impl::*handler)(Peer&, Message&));
   void on_hello(Peer& peer, std::span<const std::byte> payload);
   Status check_hello(const wire::Hello& hello) const;
   void on_pull(Peer& peer, wire::Pull& pull);
@@ -170,7 +176,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
 
   // Rooms and leases.
   void open_room(RoomId room, std::uint32_t pullers);
-  void add_chunk(RoomId room, OwnedChunk chunk, std::optional<std::uint32_t> length, std::vector<std::byte> side_data);
+  void add_chunk(RoomId room, OwnedChunk chunk, std::optional<std::uint32_t> length,
+                 std::vector<std::byte> side_data);
   void abort_room(RoomId room, Error error);
   void claim(Peer& peer, Room& room, const wire::Pull& pull);
   std::string commit_problem(const Lease& lease, const wire::Commit& commit) const;
@@ -236,29 +243,34 @@ class PrefillRank::Impl final : public SlotTable::Owner {
 
 // ---- set-up ----------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options, std::unique_ptr<Transport> transport,
-                                                         std::unique_ptr<CopyEngine> engine, const Clock* clock) {
+Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options,
+                                                         std::unique_ptr<Transport> transport,
+                                                         std::unique_ptr<CopyEngine> engine,
+                                                         const Clock* clock) {
   if (transport == nullptr || engine == nullptr)
     return Error{ErrorCode::invalid_argument, "a transport and a copy engine are required"};
   KVSHARD_TRY(validate(options.pool));
   if (options.shard_rank >= options.shard_size) {
     return Error{ErrorCode::invalid_argument,
-                 fmt::format("shard_rank {} is not below shard_size {}", options.shard_rank, options.shard_size)};
+                 fmt::format("shard_rank {} is not below shard_size {}", options.shard_rank,
+                             options.shard_size)};
   }
   if (options.epoch == 0 || options.slots == 0 || options.group.size() > kMaxNameBytes) {
-    return Error{ErrorCode::invalid_argument,
-                 fmt::format("epoch {} and slots {} must not be 0, group name of {} bytes not above {}", options.epoch,
-                             options.slots, options.group.size(), kMaxNameBytes)};
+    return Error{
+        ErrorCode::invalid_argument,
+        fmt::format("epoch {} and slots {} must not be 0, group name of {} bytes not above {}",
+                    options.epoch, options.slots, options.group.size(), kMaxNameBytes)};
   }
-  KVSHARD_TRY(const auto layout,
-              PageLayout::create(options.shard_size, options.pool.geometry.groups.front().page_size));
+  KVSHARD_TRY(
+      const auto layout,
+      PageLayout::create(options.shard_size, options.pool.geometry.groups.front().page_size));
   KVSHARD_TRY(const auto filter, SendFilter::create(layout, options.shard_rank));
   PoolView view{options.pool, options.pool.geometry, options.pool.geometry};
   for (std::uint32_t b = 0; b < view.buffers(); ++b) {
     if (view.page_bytes(b, 1) > options.slot_payload_bytes) {
       return Error{ErrorCode::invalid_argument,
-                   fmt::format("slot_payload_bytes {} holds no page of {} bytes", options.slot_payload_bytes,
-                               view.page_bytes(b, 1))};
+                   fmt::format("slot_payload_bytes {} holds no page of {} bytes",
+                               options.slot_payload_bytes, view.page_bytes(b, 1))};
     }
   }
   auto impl = std::make_unique<Impl>(std::move(options), filter, std::move(view),
@@ -267,17 +279,20 @@ Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options,
   return std::unique_ptr<PrefillRank>{new PrefillRank{std::move(impl)}};
 }
 
-Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine) {
+Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
+                                std::unique_ptr<CopyEngine> engine) {
   KVSHARD_TRY(events_.open());
   slot_stride_ = (slot_bytes_for(options_.slot_payload_bytes) + 4095) / 4096 * 4096;
   KVSHARD_TRY(staging_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
                                                    slot_stride_ * options_.slots));
   KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_));
-  KVSHARD_TRY(staging_, thread_->transport().register_memory(staging_memory_->bytes(), staging_memory_->kind()));
+  KVSHARD_TRY(staging_, thread_->transport().register_memory(staging_memory_->bytes(),
+                                                             staging_memory_->kind()));
   KVSHARD_TRY(thread_->transport().serve(*staging_));
   slots_.emplace(*this, staging_memory_->bytes().data(), options_.slots, slot_stride_);
   KVSHARD_TRY(const auto address, SocketAddress::parse(options_.listen_host, options_.listen_port));
-  KVSHARD_TRY(listener_, Listener::create(thread_->loop(), address, [this](UniqueFd fd, std::string name) {
+  KVSHARD_TRY(listener_,
+              Listener::create(thread_->loop(), address, [this](UniqueFd fd, std::string name) {
                 on_accept(std::move(fd), std::move(name));
               }));
   port_ = listener_->port();
@@ -287,7 +302,9 @@ Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport, std::uniqu
   return {};
 }
 
-PrefillRank::Impl::~Impl() { close(); }
+PrefillRank::Impl::~Impl() {
+  close();
+}
 
 GroupMember PrefillRank::Impl::member() const {
   return {.shard_rank = options_.shard_rank,
@@ -315,11 +332,12 @@ Status PrefillRank::Impl::open(RoomId room, std::uint32_t pullers) {
     const MutexLock lock{front_mutex_};
     if (closing_) return Error{ErrorCode::failed_precondition, "the rank is closed"};
     if (front_.size() >= options_.max_rooms) {
-      return Error{ErrorCode::resource_exhausted,
-                   fmt::format("{} rooms are open, max_rooms is {}", front_.size(), options_.max_rooms)};
+      return Error{ErrorCode::resource_exhausted, fmt::format("{} rooms are open, max_rooms is {}",
+                                                              front_.size(), options_.max_rooms)};
     }
     if (!front_.try_emplace(room).second)
-      return Error{ErrorCode::failed_precondition, fmt::format("room {} is open already", index(room))};
+      return Error{ErrorCode::failed_precondition,
+                   fmt::format("room {} is open already", index(room))};
     // Posted under the lock, so that the progress thread sees calls about a room in the order they took.
     post([this, room, pullers] { open_room(room, pullers); });
   }
@@ -329,15 +347,18 @@ Status PrefillRank::Impl::open(RoomId room, std::uint32_t pullers) {
 Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
   const std::uint32_t layers = [&] {
     std::uint32_t most = 0;
-    for (const BufferGroup& group : options_.pool.geometry.groups) most = std::max(most, group.layers);
+    for (const BufferGroup& group : options_.pool.geometry.groups)
+      most = std::max(most, group.layers);
     return most;
   }();
   if (chunk.first_layer > layers || chunk.layer_count > layers - chunk.first_layer ||
       (chunk.layer_count == 0 && chunk.first_layer != 0)) {
-    return Error{ErrorCode::invalid_argument, fmt::format("layers [{}, +{}) of {}", chunk.first_layer,
-                                                          chunk.layer_count, layers)};
+    return Error{
+        ErrorCode::invalid_argument,
+        fmt::format("layers [{}, +{}) of {}", chunk.first_layer, chunk.layer_count, layers)};
   }
-  if (chunk.side_data.size() > wire::kMaxSideDataBytes || (!chunk.last && !chunk.side_data.empty())) {
+  if (chunk.side_data.size() > wire::kMaxSideDataBytes ||
+      (!chunk.last && !chunk.side_data.empty())) {
     return Error{ErrorCode::invalid_argument,
                  fmt::format("{} bytes of side data: at most {}, and only with the last chunk",
                              chunk.side_data.size(), wire::kMaxSideDataBytes)};
@@ -358,10 +379,12 @@ Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
       return Error{ErrorCode::invalid_argument,
                    fmt::format("page {} at position {} is local page {}, and the pool has {}",
                                index(layout_.logical(options_.shard_rank, owned.pages[i])),
-                               index(selected.position(i)), index(owned.pages[i]), whole_view_.page_count())};
+                               index(selected.position(i)), index(owned.pages[i]),
+                               whole_view_.page_count())};
     }
   }
-  owned.buffers = whole_view_.layer_ranges(chunk.first_layer, chunk.layer_count != 0 ? chunk.layer_count : layers);
+  owned.buffers = whole_view_.layer_ranges(chunk.first_layer,
+                                           chunk.layer_count != 0 ? chunk.layer_count : layers);
   owned.ready = chunk.ready;
   std::optional<std::uint32_t> length;
   if (chunk.last) length = chunk.first_position + static_cast<std::uint32_t>(chunk.pages.size());
@@ -369,20 +392,25 @@ Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
   const MutexLock lock{front_mutex_};
   const auto found = front_.find(room);
   if (found == front_.end())
-    return Error{ErrorCode::failed_precondition, fmt::format("room {} is not open, or has ended", index(room))};
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("room {} is not open, or has ended", index(room))};
   if (found->second.last)
-    return Error{ErrorCode::failed_precondition, fmt::format("room {} has its last chunk already", index(room))};
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("room {} has its last chunk already", index(room))};
   if (!chunk.pages.empty()) {
     if (found->second.base.value_or(selected.base) != selected.base) {
-      return Error{ErrorCode::invalid_argument,
-                   fmt::format("position {} continues a chain of base {}, what was published before has base {}",
-                               chunk.first_position, selected.base, *found->second.base)};
+      return Error{
+          ErrorCode::invalid_argument,
+          fmt::format(
+              "position {} continues a chain of base {}, what was published before has base {}",
+              chunk.first_position, selected.base, *found->second.base)};
     }
     found->second.base = selected.base;
   }
   found->second.last = chunk.last;
   post([this, room, owned = std::move(owned), length,
-        side_data = std::vector<std::byte>{chunk.side_data.begin(), chunk.side_data.end()}]() mutable {
+        side_data =
+            std::vector<std::byte>{chunk.side_data.begin(), chunk.side_data.end()}]() mutable {
     add_chunk(room, std::move(owned), length, std::move(side_data));
   });
   return {};
@@ -391,7 +419,8 @@ Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
 Status PrefillRank::Impl::abort(RoomId room, std::string reason) {
   const MutexLock lock{front_mutex_};
   if (!front_.contains(room))
-    return Error{ErrorCode::failed_precondition, fmt::format("room {} is not open, or has ended", index(room))};
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("room {} is not open, or has ended", index(room))};
   post([this, room, reason = std::move(reason)]() mutable {
     abort_room(room, Error{ErrorCode::cancelled, std::move(reason)});
   });
@@ -423,23 +452,30 @@ void PrefillRank::Impl::dispatch(Peer& peer, std::span<const std::byte> payload,
   (this->*handler)(peer, *message);
 }
 
-void PrefillRank::Impl::on_frame(Peer& peer, wire::MessageType type, std::span<const std::byte> payload) noexcept {
+void PrefillRank::Impl::on_frame(Peer& peer, wire::MessageType type,
+                                 std::span<const std::byte> payload) noexcept {
   using wire::MessageType;
   if (type == MessageType::ping) return;  // any byte is a sign of life
-  if (type == MessageType::bye) return lose_peer(peer, Error{ErrorCode::unavailable, "the decode rank left"});
+  if (type == MessageType::bye)
+    return lose_peer(peer, Error{ErrorCode::unavailable, "the decode rank left"});
   if (type == MessageType::hello && !peer.welcomed) return on_hello(peer, payload);
   if (peer.welcomed) {
     switch (type) {
-      case MessageType::pull: return dispatch<wire::Pull>(peer, payload, &Impl::on_pull);
-      case MessageType::release: return dispatch<wire::Release>(peer, payload, &Impl::on_release);
-      case MessageType::commit: return dispatch<wire::Commit>(peer, payload, &Impl::on_commit);
-      case MessageType::abort: return dispatch<wire::Abort>(peer, payload, &Impl::on_abort);
-      default: break;
+      case MessageType::pull:
+        return dispatch<wire::Pull>(peer, payload, &Impl::on_pull);
+      case MessageType::release:
+        return dispatch<wire::Release>(peer, payload, &Impl::on_release);
+      case MessageType::commit:
+        return dispatch<wire::Commit>(peer, payload, &Impl::on_commit);
+      case MessageType::abort:
+        return dispatch<wire::Abort>(peer, payload, &Impl::on_abort);
+      default:
+        break;
     }
   }
   refuse(peer, Error{ErrorCode::failed_precondition,
-                     fmt::format("message type {} is not expected {} WELCOME", static_cast<int>(type),
-                                 peer.welcomed ? "after" : "before")});
+                     fmt::format("message type {} is not expected {} WELCOME",
+                                 static_cast<int>(type), peer.welcomed ? "after" : "before")});
 }
 
 void PrefillRank::Impl::refuse(Peer& peer, Error error) {
@@ -463,11 +499,13 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
   peer.connection->close();
   while (!peer.leases.empty()) {
     end_lease(*leases_.at(peer.leases.begin()->second),
-              Error{ErrorCode::unavailable, fmt::format("decode rank {} lost: {}", peer.name, error.message)},
+              Error{ErrorCode::unavailable,
+                    fmt::format("decode rank {} lost: {}", peer.name, error.message)},
               Tell::no);
   }
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    const auto gone = std::erase_if(it->second, [&](const WaitingPull& pull) { return pull.peer == peer.id; });
+    const auto gone =
+        std::erase_if(it->second, [&](const WaitingPull& pull) { return pull.peer == peer.id; });
     counters::subtract(stats_.pulls_waiting, gone);
     it = it->second.empty() ? waiting_.erase(it) : std::next(it);
   }
@@ -482,19 +520,25 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
 
 Status PrefillRank::Impl::check_hello(const wire::Hello& hello) const {
   const auto differs = [](std::string_view field, const auto& want, const auto& have) {
-    return Error{ErrorCode::failed_precondition, fmt::format("{}: decode wants {}, prefill has {}", field, want, have)};
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("{}: decode wants {}, prefill has {}", field, want, have)};
   };
-  if (!hello.group.empty() && hello.group != options_.group) return differs("group", hello.group, options_.group);
-  if (hello.epoch != 0 && hello.epoch != options_.epoch) return differs("epoch", hello.epoch, options_.epoch);
-  if (hello.shard_size != options_.shard_size) return differs("shard_size", hello.shard_size, options_.shard_size);
-  if (hello.shard_rank != options_.shard_rank) return differs("shard_rank", hello.shard_rank, options_.shard_rank);
+  if (!hello.group.empty() && hello.group != options_.group)
+    return differs("group", hello.group, options_.group);
+  if (hello.epoch != 0 && hello.epoch != options_.epoch)
+    return differs("epoch", hello.epoch, options_.epoch);
+  if (hello.shard_size != options_.shard_size)
+    return differs("shard_size", hello.shard_size, options_.shard_size);
+  if (hello.shard_rank != options_.shard_rank)
+    return differs("shard_rank", hello.shard_rank, options_.shard_rank);
   if (hello.transport != thread_->transport().kind())
     return differs("transport", hello.transport, thread_->transport().kind());
   KVSHARD_TRY(validate(hello.geometry));
   KVSHARD_TRY(check_compatible(options_.pool.geometry, hello.geometry));
   for (std::uint32_t b = 0; b < whole_view_.buffers(); ++b) {
     if (whole_view_.page_bytes(b, 1) > hello.landing_payload_bytes)
-      return differs("landing_payload_bytes", hello.landing_payload_bytes, whole_view_.page_bytes(b, 1));
+      return differs("landing_payload_bytes", hello.landing_payload_bytes,
+                     whole_view_.page_bytes(b, 1));
   }
   return {};
 }
@@ -502,10 +546,12 @@ Status PrefillRank::Impl::check_hello(const wire::Hello& hello) const {
 void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload) {
   const auto versions = wire::decode_hello_prefix(payload);
   if (!versions) return refuse(peer, versions.error());
-  if (versions->version_min > wire::kProtocolVersion || versions->version_max < wire::kProtocolVersion) {
+  if (versions->version_min > wire::kProtocolVersion ||
+      versions->version_max < wire::kProtocolVersion) {
     return refuse(peer, Error{ErrorCode::failed_precondition,
-                              fmt::format("protocol version: decode speaks {} to {}, prefill {}", versions->version_min,
-                                          versions->version_max, wire::kProtocolVersion)});
+                              fmt::format("protocol version: decode speaks {} to {}, prefill {}",
+                                          versions->version_min, versions->version_max,
+                                          wire::kProtocolVersion)});
   }
   auto hello = wire::decode<wire::Hello>(payload);
   if (!hello) return refuse(peer, std::move(hello).error());
@@ -557,7 +603,8 @@ void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk, std::optional<std
   const auto found = rooms_.find(id);
   if (found == rooms_.end()) return;  // ended meanwhile
   Room& room = *found->second;
-  if (!chunk.pages.empty()) room.chunks.push_back(std::move(chunk));  // a rank that owns nothing sends nothing
+  if (!chunk.pages.empty())
+    room.chunks.push_back(std::move(chunk));  // a rank that owns nothing sends nothing
   if (length) {
     room.length = length;
     room.side_data = std::move(side_data);
@@ -568,7 +615,8 @@ void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk, std::optional<std
       if (lease.end == *length) continue;
       end_lease(lease,
                 Error{ErrorCode::invalid_argument,
-                      fmt::format("room {} has {} positions, the pull ends at {}", index(id), *length, lease.end)},
+                      fmt::format("room {} has {} positions, the pull ends at {}", index(id),
+                                  *length, lease.end)},
                 Tell::yes);
       if (!rooms_.contains(id)) return;
     }
@@ -595,14 +643,16 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
   };
   if (pull.first_position > pull.end_position || pull.window == 0) {
     return refuse(peer, Error{ErrorCode::invalid_argument,
-                              fmt::format("PULL of positions [{}, {}) with window {}", pull.first_position,
-                                          pull.end_position, pull.window)});
+                              fmt::format("PULL of positions [{}, {}) with window {}",
+                                          pull.first_position, pull.end_position, pull.window)});
   }
   if (peer.leases.contains(pull.pull))
-    return refuse(peer, Error{ErrorCode::invalid_argument, fmt::format("pull {} exists already", pull.pull)});
+    return refuse(
+        peer, Error{ErrorCode::invalid_argument, fmt::format("pull {} exists already", pull.pull)});
   if (peer.leases.size() + peer.waiting >= options_.max_pulls_per_peer) {
     return answer(ErrorCode::resource_exhausted,
-                  fmt::format("{} pulls of this peer are running or waiting", peer.leases.size() + peer.waiting));
+                  fmt::format("{} pulls of this peer are running or waiting",
+                              peer.leases.size() + peer.waiting));
   }
   if (const auto room = rooms_.find(pull.room); room != rooms_.end()) {
     claim(peer, *room->second, pull);
@@ -610,7 +660,8 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
   }
   if (const auto ended = ended_.find(pull.room); ended != ended_.end()) {
     counters::add(stats_.late_messages);
-    return answer(ErrorCode::unavailable, fmt::format("room {} has ended: {}", index(pull.room), ended->second));
+    return answer(ErrorCode::unavailable,
+                  fmt::format("room {} has ended: {}", index(pull.room), ended->second));
   }
   ++peer.waiting;
   counters::add(stats_.pulls_waiting);
@@ -619,8 +670,9 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
 
 void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
   if (room.unclaimed == 0) {
-    (void)peer.connection->send(wire::Abort{
-        pull.pull, Error{ErrorCode::failed_precondition, fmt::format("room {} has all its pullers", index(room.id))}});
+    (void)peer.connection->send(
+        wire::Abort{pull.pull, Error{ErrorCode::failed_precondition,
+                                     fmt::format("room {} has all its pullers", index(room.id))}});
     return;
   }
   --room.unclaimed;
@@ -641,8 +693,9 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
   counters::add(stats_.leases);
   if (room.length && *room.length != lease.end) {
     end_lease(lease,
-              Error{ErrorCode::invalid_argument, fmt::format("room {} has {} positions, the pull ends at {}",
-                                                             index(room.id), *room.length, lease.end)},
+              Error{ErrorCode::invalid_argument,
+                    fmt::format("room {} has {} positions, the pull ends at {}", index(room.id),
+                                *room.length, lease.end)},
               Tell::yes);
     return;
   }
@@ -652,7 +705,8 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
 // Every lease ends here, once. Slots that it still holds are taken back: at once when exposed (the next
 // take() raises the generation before a byte changes), after its gather otherwise.
 void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
-  if (tell == Tell::yes) (void)lease.peer->connection->send(wire::Abort{lease.pull, status.error()});
+  if (tell == Tell::yes)
+    (void)lease.peer->connection->send(wire::Abort{lease.pull, status.error()});
   Room& room = *lease.room;
   if (status) {
     counters::add(stats_.pulls_committed);
@@ -711,7 +765,8 @@ bool PrefillRank::Impl::advance(Lease& lease) {
     const std::uint32_t high = chunk.before(lease.end);
     for (; low < high && lease.range < chunk.buffers.size(); ++lease.range, lease.cutter.reset()) {
       if (!lease.cutter)
-        lease.cutter.emplace(low, high, chunk.buffers[lease.range].first, chunk.buffers[lease.range].second);
+        lease.cutter.emplace(low, high, chunk.buffers[lease.range].first,
+                             chunk.buffers[lease.range].second);
       if (!lease.cutter->done()) return true;
     }
   }
@@ -741,7 +796,8 @@ void PrefillRank::Impl::pump() {
     if (advance(lease)) {
       if (!slots_->available()) return;
       // A peer's share, so that one that does not release cannot take every slot.
-      const auto share = std::max<std::size_t>(1, slots_->size() / std::max<std::size_t>(1, peers_.size()));
+      const auto share =
+          std::max<std::size_t>(1, slots_->size() / std::max<std::size_t>(1, peers_.size()));
       if (lease.peer->slots >= share) {
         lease.peer->parked.push_back(lease.id);
         run_queue_.pop_front();
@@ -766,22 +822,24 @@ bool PrefillRank::Impl::gather(Lease& lease) {
   const Piece piece = lease.cutter->next(*lease.peer->view, lease.peer->capacity);
   const std::span pages = std::span{chunk.pages}.subspan(piece.first_page, piece.page_count);
   lease.peer->view->select(piece.first_buffer, piece.buffer_count, pages, selection_);
-  const std::uint64_t payload = lease.peer->view->page_bytes(piece.first_buffer, piece.buffer_count) * piece.page_count;
+  const std::uint64_t payload =
+      lease.peer->view->page_bytes(piece.first_buffer, piece.buffer_count) * piece.page_count;
 
   SlotTable::Slot& slot = slots_->take(lease.id, lease.pieces.size());
   counters::add(stats_.slots_in_use);
-  slot.ready = {.pull = lease.pull,
-                .lease = lease.id,
-                .piece = slot.piece,
-                .slot = slot.index,
-                .generation = slot.generation,
-                .payload_bytes = payload,
-                .first_buffer = piece.first_buffer,
-                .buffer_count = piece.buffer_count,
-                .checksum = options_.checksum,
-                .positions = {{.first = chunk.positions.first + piece.first_page * chunk.positions.stride,
-                               .stride = chunk.positions.stride,
-                               .count = piece.page_count}}};
+  slot.ready = {
+      .pull = lease.pull,
+      .lease = lease.id,
+      .piece = slot.piece,
+      .slot = slot.index,
+      .generation = slot.generation,
+      .payload_bytes = payload,
+      .first_buffer = piece.first_buffer,
+      .buffer_count = piece.buffer_count,
+      .checksum = options_.checksum,
+      .positions = {{.first = chunk.positions.first + piece.first_page * chunk.positions.stride,
+                     .stride = chunk.positions.stride,
+                     .count = piece.page_count}}};
   const CopyJob job{.direction = CopyJob::Direction::gather,
                     .batches = selection_.batches,
                     .slot = slot.memory,
@@ -837,8 +895,9 @@ void PrefillRank::Impl::free_slot(SlotTable::Slot& slot) {
 
 void PrefillRank::Impl::on_release(Peer& peer, wire::Release& release) {
   if (release.slot >= slots_->size()) {
-    return refuse(peer, Error{ErrorCode::invalid_argument,
-                              fmt::format("RELEASE of slot {} of {}", release.slot, slots_->size())});
+    return refuse(peer,
+                  Error{ErrorCode::invalid_argument,
+                        fmt::format("RELEASE of slot {} of {}", release.slot, slots_->size())});
   }
   const auto found = peer.leases.find(release.pull);
   if (found == peer.leases.end()) {  // the lease ended while the release was on its way
@@ -847,11 +906,13 @@ void PrefillRank::Impl::on_release(Peer& peer, wire::Release& release) {
   }
   Lease& lease = *leases_.at(found->second);
   SlotTable::Slot& slot = (*slots_)[release.slot];
-  if (slot.lease != lease.id || slot.generation != release.generation || slot.piece != release.piece ||
-      slot.state != SlotTable::State::exposed) {
-    return refuse(peer, Error{ErrorCode::invalid_argument,
-                              fmt::format("RELEASE of piece {} in slot {} generation {}, which pull {} does not hold",
-                                          release.piece, release.slot, release.generation, release.pull)});
+  if (slot.lease != lease.id || slot.generation != release.generation ||
+      slot.piece != release.piece || slot.state != SlotTable::State::exposed) {
+    return refuse(
+        peer, Error{ErrorCode::invalid_argument,
+                    fmt::format(
+                        "RELEASE of piece {} in slot {} generation {}, which pull {} does not hold",
+                        release.piece, release.slot, release.generation, release.pull)});
   }
   lease.pieces[slot.piece].released = true;
   --lease.unreleased;
@@ -867,7 +928,8 @@ void PrefillRank::Impl::on_release(Peer& peer, wire::Release& release) {
 }
 
 // Why a COMMIT cannot be VALID; empty when it is.
-std::string PrefillRank::Impl::commit_problem(const Lease& lease, const wire::Commit& commit) const {
+std::string PrefillRank::Impl::commit_problem(const Lease& lease,
+                                              const wire::Commit& commit) const {
   if (!lease.last_sent) return "the last piece was not sent yet";
   if (lease.unreleased > 0) return fmt::format("{} pieces were not released", lease.unreleased);
   if (commit.pieces != lease.pieces.size())
@@ -895,7 +957,8 @@ void PrefillRank::Impl::on_commit(Peer& peer, wire::Commit& commit) {
   const bool valid = problem.empty();
   (void)peer.connection->send(wire::Verdict{commit.pull, valid, problem});
   if (!valid) counters::add(stats_.stale_commits);
-  end_lease(lease, valid ? Status{} : Status{Error{ErrorCode::data_loss, std::move(problem)}}, Tell::no);
+  end_lease(lease, valid ? Status{} : Status{Error{ErrorCode::data_loss, std::move(problem)}},
+            Tell::no);
   pump();
 }
 
@@ -935,15 +998,19 @@ void PrefillRank::Impl::sweep() {
     }
   }
   for (const auto& peer : lost) {
-    lose_peer(*peer, Error{ErrorCode::unavailable, fmt::format("silent for more than {} ms", options_.peer_timeout.count())});
+    lose_peer(*peer, Error{ErrorCode::unavailable, fmt::format("silent for more than {} ms",
+                                                               options_.peer_timeout.count())});
   }
 
   for (SlotTable::Slot& slot : *slots_) {
-    if (slot.state != SlotTable::State::exposed || slot.lease == 0 || time - slot.exposed_at <= options_.slot_timeout) continue;
+    if (slot.state != SlotTable::State::exposed || slot.lease == 0 ||
+        time - slot.exposed_at <= options_.slot_timeout)
+      continue;
     counters::add(stats_.late_reads);
     end_lease(*leases_.at(slot.lease),
-              Error{ErrorCode::data_loss, fmt::format("slot {} was not released within {} ms and was taken back",
-                                                      slot.index, options_.slot_timeout.count())},
+              Error{ErrorCode::data_loss,
+                    fmt::format("slot {} was not released within {} ms and was taken back",
+                                slot.index, options_.slot_timeout.count())},
               Tell::yes);
   }
 
@@ -953,8 +1020,9 @@ void PrefillRank::Impl::sweep() {
   }
   for (Room* room : expired) {
     if (room->status) {
-      room->status = Error{ErrorCode::deadline_exceeded,
-                           fmt::format("{} pullers did not come within {} ms", room->unclaimed, options_.lease.count())};
+      room->status =
+          Error{ErrorCode::deadline_exceeded, fmt::format("{} pullers did not come within {} ms",
+                                                          room->unclaimed, options_.lease.count())};
     }
     room->unclaimed = 0;
     end_room_if_idle(*room);
@@ -967,15 +1035,17 @@ void PrefillRank::Impl::sweep() {
       --peer.waiting;
       counters::subtract(stats_.pulls_waiting);
       (void)peer.connection->send(wire::Abort{
-          waiting.pull.pull, Error{ErrorCode::deadline_exceeded, fmt::format("room {} was not opened within {} ms",
-                                                                             index(waiting.pull.room), waiting.pull.wait_ms)}});
+          waiting.pull.pull, Error{ErrorCode::deadline_exceeded,
+                                   fmt::format("room {} was not opened within {} ms",
+                                               index(waiting.pull.room), waiting.pull.wait_ms)}});
       return true;
     });
     it = it->second.empty() ? waiting_.erase(it) : std::next(it);
   }
 
   pump();
-  thread_->loop().at(time + std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4, [this] { sweep(); });
+  thread_->loop().at(time + std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4,
+                     [this] { sweep(); });
 }
 
 void PrefillRank::Impl::close() noexcept {
@@ -1015,7 +1085,8 @@ void PrefillRank::Impl::begin_close() {
 void PrefillRank::Impl::finish_close() {
   if (thread_->engine().in_flight() > 0 && SteadyClock::instance().now() < close_deadline_)
     return post([this] { finish_close(); });
-  if (thread_->engine().in_flight() > 0) log::error("closed with {} gathers in flight", thread_->engine().in_flight());
+  if (thread_->engine().in_flight() > 0)
+    log::error("closed with {} gathers in flight", thread_->engine().in_flight());
   listener_.reset();
   const MutexLock lock{front_mutex_};
   closed_ = true;
@@ -1026,14 +1097,32 @@ void PrefillRank::Impl::finish_close() {
 
 PrefillRank::PrefillRank(std::unique_ptr<Impl> impl) noexcept : impl_{std::move(impl)} {}
 PrefillRank::~PrefillRank() = default;
-GroupMember PrefillRank::member() const { return impl_->member(); }
-RankAnnouncement PrefillRank::announcement() const { return impl_->announcement(); }
-Status PrefillRank::open(RoomId room, std::uint32_t pullers) { return impl_->open(room, pullers); }
-Status PrefillRank::publish(RoomId room, const Chunk& chunk) { return impl_->publish(room, chunk); }
-Status PrefillRank::abort(RoomId room, std::string reason) { return impl_->abort(room, std::move(reason)); }
-std::size_t PrefillRank::poll(std::span<RoomEvent> events) { return impl_->poll(events); }
-int PrefillRank::event_fd() const noexcept { return impl_->event_fd(); }
-PrefillStats PrefillRank::stats() const { return impl_->stats(); }
-void PrefillRank::close() noexcept { impl_->close(); }
+GroupMember PrefillRank::member() const {
+  return impl_->member();
+}
+RankAnnouncement PrefillRank::announcement() const {
+  return impl_->announcement();
+}
+Status PrefillRank::open(RoomId room, std::uint32_t pullers) {
+  return impl_->open(room, pullers);
+}
+Status PrefillRank::publish(RoomId room, const Chunk& chunk) {
+  return impl_->publish(room, chunk);
+}
+Status PrefillRank::abort(RoomId room, std::string reason) {
+  return impl_->abort(room, std::move(reason));
+}
+std::size_t PrefillRank::poll(std::span<RoomEvent> events) {
+  return impl_->poll(events);
+}
+int PrefillRank::event_fd() const noexcept {
+  return impl_->event_fd();
+}
+PrefillStats PrefillRank::stats() const {
+  return impl_->stats();
+}
+void PrefillRank::close() noexcept {
+  impl_->close();
+}
 
 }  // namespace kvshard

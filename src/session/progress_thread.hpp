@@ -19,7 +19,8 @@ namespace kvshard {
 class ProgressThread {
  public:
   static Result<std::unique_ptr<ProgressThread>> create(std::unique_ptr<Transport> transport,
-                                                        std::unique_ptr<CopyEngine> engine, const Clock& clock) {
+                                                        std::unique_ptr<CopyEngine> engine,
+                                                        const Clock& clock) {
     KVSHARD_TRY(auto loop, EventLoop::create(clock));
     std::unique_ptr<ProgressThread> made{
         new ProgressThread{std::move(transport), std::move(engine), std::move(loop)}};
@@ -60,7 +61,9 @@ class ProgressThread {
   };
   struct CopyPoller final : EventLoop::Poller {
     explicit CopyPoller(CopyEngine& engine) noexcept : engine_{engine} {}
-    std::size_t progress() noexcept override { return engine_.in_flight() > 0 ? engine_.progress() : 0; }
+    std::size_t progress() noexcept override {
+      return engine_.in_flight() > 0 ? engine_.progress() : 0;
+    }
     [[nodiscard]] int wake_fd() const noexcept override { return engine_.wake_fd(); }
     bool arm() noexcept override { return true; }
     [[nodiscard]] bool busy() const noexcept override { return engine_.in_flight() > 0; }

@@ -32,7 +32,9 @@ class SlotTable {
   struct Slot final : CopyListener {
     Slot(Owner& owner_, std::uint32_t index_, std::byte* memory_) noexcept
         : owner{owner_}, index{index_}, memory{memory_} {}
-    void copy_done(Status status) noexcept override { owner.slot_gathered(index, std::move(status)); }
+    void copy_done(Status status) noexcept override {
+      owner.slot_gathered(index, std::move(status));
+    }
 
     Owner& owner;
     std::uint32_t index;
@@ -41,8 +43,8 @@ class SlotTable {
     std::uint64_t generation{0};
     std::uint64_t lease{0};  ///< 0: its lease has ended
     std::uint64_t piece{0};
-    RoomId room{};              ///< whose pages the gather reads
-    wire::Ready ready;          ///< sent once gathered
+    RoomId room{};      ///< whose pages the gather reads
+    wire::Ready ready;  ///< sent once gathered
     TimePoint exposed_at{};
   };
 

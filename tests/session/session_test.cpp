@@ -22,7 +22,8 @@ class SessionTest : public ::testing::TestWithParam<Where> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Over, SessionTest,
-                         ::testing::Values(Where::loopback, Where::ucx_threads, Where::ucx_processes),
+                         ::testing::Values(Where::loopback, Where::ucx_threads,
+                                           Where::ucx_processes),
                          [](const auto& param) { return to_string(param.param); });
 
 // acceptance 1
@@ -88,7 +89,9 @@ TEST_P(SessionTest, WaitsForARoomThatOpensLater) {
   const Content content{.request = 3, .generation = 1};
   const auto pull = cluster.decode->pull({.group = group, .room = RoomId{3}, .pages = to});
   ASSERT_TRUE(pull.ok());
-  while (cluster.prefills[0]->stats().pulls_waiting + cluster.prefills[1]->stats().pulls_waiting < 2) std::this_thread::yield();
+  while (cluster.prefills[0]->stats().pulls_waiting + cluster.prefills[1]->stats().pulls_waiting <
+         2)
+    std::this_thread::yield();
   cluster.fill(source, content);
   cluster.open(RoomId{3});
   cluster.publish({.room = RoomId{3}, .pages = source, .last = true});
@@ -108,14 +111,19 @@ TEST_P(SessionTest, DoesNotWaitForARoomBeyondTheDeadline) {
   const GroupId group = cluster.connect();
   const auto to = cluster.destinations(5);
   ASSERT_TRUE(cluster.decode
-                  ->pull({.group = group, .room = RoomId{3}, .pages = to, .deadline = std::chrono::milliseconds{100}})
+                  ->pull({.group = group,
+                          .room = RoomId{3},
+                          .pages = to,
+                          .deadline = std::chrono::milliseconds{100}})
                   .ok());
   const auto event = cluster.next_event();
   ASSERT_TRUE(event.ok());
   ASSERT_FALSE(event->status.ok());
   EXPECT_EQ(event->status.error().code, ErrorCode::deadline_exceeded);
   for (const LocalPage page : to) EXPECT_TRUE(cluster.pool->untouched(page));
-  while (cluster.prefills[0]->stats().pulls_waiting + cluster.prefills[1]->stats().pulls_waiting > 0) std::this_thread::yield();
+  while (cluster.prefills[0]->stats().pulls_waiting + cluster.prefills[1]->stats().pulls_waiting >
+         0)
+    std::this_thread::yield();
   cluster.expect_idle();
 }
 
@@ -133,7 +141,8 @@ TEST_P(SessionTest, StreamsRaggedChunks) {
   for (const std::uint32_t size : {1U, 7U, 2U, 0U, 11U, 2U}) {
     const std::vector<LogicalPage> part{source.begin() + done, source.begin() + done + size};
     cluster.fill(part, content, done);
-    cluster.publish({.room = RoomId{9}, .pages = part, .first_position = done, .last = done + size == kPages});
+    cluster.publish(
+        {.room = RoomId{9}, .pages = part, .first_position = done, .last = done + size == kPages});
     done += size;
     const std::uint64_t bytes = std::uint64_t{done} * cluster.pool->buffers() * 128;
     while (cluster.decode->stats().bytes < bytes) std::this_thread::yield();
@@ -157,8 +166,11 @@ TEST_P(SessionTest, StreamsLayerByLayer) {
   cluster.open(RoomId{4});
   ASSERT_TRUE(cluster.decode->pull({.group = group, .room = RoomId{4}, .pages = to}).ok());
   for (const std::uint32_t layer : {2U, 0U, 1U}) {
-    cluster.publish(
-        {.room = RoomId{4}, .pages = source, .first_layer = layer, .layer_count = 1, .last = layer == 1});
+    cluster.publish({.room = RoomId{4},
+                     .pages = source,
+                     .first_layer = layer,
+                     .layer_count = 1,
+                     .last = layer == 1});
   }
   const auto event = cluster.next_event();
   ASSERT_TRUE(event.ok() && event->status.ok()) << (event ? event->status.error().message : "");
@@ -202,7 +214,8 @@ TEST_P(SessionTest, RunsManyRequestsAtOnce) {
     ASSERT_TRUE(event.ok() && event->status.ok());
     const auto& pages = to[index(event->room)];
     for (std::uint32_t i = 0; i < pages.size(); ++i)
-      EXPECT_TRUE(cluster.pool->holds(pages[i], i, {.request = index(event->room), .generation = 1}));
+      EXPECT_TRUE(
+          cluster.pool->holds(pages[i], i, {.request = index(event->room), .generation = 1}));
   }
   for (auto& prefill : cluster.prefills)
     for (std::uint32_t r = 0; r < kRequests; ++r) ASSERT_TRUE(prefill->next_event().ok());
@@ -217,7 +230,9 @@ TEST_P(SessionTest, ManyThreadsConnectToOneGroupAndShareASession) {
   {
     std::vector<std::jthread> threads;
     for (GroupId& group : groups)
-      threads.emplace_back([&] { group = cluster.decode->connect(spec, std::chrono::seconds{20}).value_or(GroupId{}); });
+      threads.emplace_back([&] {
+        group = cluster.decode->connect(spec, std::chrono::seconds{20}).value_or(GroupId{});
+      });
   }
   EXPECT_NE(groups[0], GroupId{});
   for (const GroupId group : groups) EXPECT_EQ(group, groups[0]);
@@ -286,7 +301,8 @@ TEST_P(SessionTest, AbortReachesThePuller) {
   ASSERT_TRUE(event.ok());
   ASSERT_FALSE(event->status.ok());
   EXPECT_EQ(event->status.error().code, ErrorCode::cancelled);
-  EXPECT_NE(event->status.error().message.find("prefill rank 1: the prompt was withdrawn"), std::string::npos);
+  EXPECT_NE(event->status.error().message.find("prefill rank 1: the prompt was withdrawn"),
+            std::string::npos);
   for (auto& prefill : cluster.prefills) {
     const auto ended = prefill->next_event();
     ASSERT_TRUE(ended.ok());
@@ -304,12 +320,12 @@ TEST_P(SessionTest, RefusesAGeometryThatDiffers) {
   }()};
   DecodeOptions decode_options;
   decode_options.pool = other.pool();
-  auto decode = DecodeRank::create(decode_options,
-                                   make_transport({.kind = GetParam() == Where::loopback
-                                                               ? TransportOptions::Kind::loopback
-                                                               : TransportOptions::Kind::ucx})
-                                       .value(),
-                                   make_copy_engine({}).value());
+  auto decode = DecodeRank::create(
+      decode_options,
+      make_transport({.kind = GetParam() == Where::loopback ? TransportOptions::Kind::loopback
+                                                            : TransportOptions::Kind::ucx})
+          .value(),
+      make_copy_engine({}).value());
   ASSERT_TRUE(decode.ok());
   const auto group = (*decode)->connect(cluster.spec(), std::chrono::seconds{20});
   ASSERT_FALSE(group.ok());

@@ -15,15 +15,19 @@ namespace kvshard::test {
 enum class Where { loopback, ucx_threads, ucx_processes };
 
 inline std::string to_string(Where where) {
-  return where == Where::loopback ? "Loopback" : where == Where::ucx_threads ? "UcxThreads" : "UcxProcesses";
+  return where == Where::loopback      ? "Loopback"
+         : where == Where::ucx_threads ? "UcxThreads"
+                                       : "UcxProcesses";
 }
 
-inline void PrintTo(Where where, std::ostream* out) { *out << to_string(where); }
+inline void PrintTo(Where where, std::ostream* out) {
+  *out << to_string(where);
+}
 
 struct ClusterOptions {
   Where where{Where::loopback};
   std::uint32_t shard_size{2};
-  std::uint32_t pages_per_rank{64};    // usable ones
+  std::uint32_t pages_per_rank{64};  // usable ones
   std::uint32_t decode_pages{256};
   Geometry geometry{small_geometry(0)};  // page counts are filled in
   PrefillOptions prefill{};
@@ -36,23 +40,26 @@ struct ClusterOptions {
 class Cluster {
  public:
   explicit Cluster(ClusterOptions options) : options_{std::move(options)} {
-    const TransportOptions transport{
-        .kind = options_.where == Where::loopback ? TransportOptions::Kind::loopback : TransportOptions::Kind::ucx,
-        .path = options_.path};
+    const TransportOptions transport{.kind = options_.where == Where::loopback
+                                                 ? TransportOptions::Kind::loopback
+                                                 : TransportOptions::Kind::ucx,
+                                     .path = options_.path};
     const std::uint32_t page_size = options_.geometry.groups[0].page_size;
     layout.emplace(PageLayout::create(options_.shard_size, page_size).value());
     allocator.emplace(PageAllocator::create(*layout, options_.pages_per_rank).value());
-    for (std::uint32_t rank = 0; rank < options_.shard_size; ++rank) prefills.push_back(make_prefill(rank));
+    for (std::uint32_t rank = 0; rank < options_.shard_size; ++rank)
+      prefills.push_back(make_prefill(rank));
     Geometry geometry = options_.geometry;
     for (BufferGroup& group : geometry.groups) group.page_count = options_.decode_pages;
     pool.emplace(geometry);
     DecodeOptions decode_options = options_.decode;
     decode_options.pool = pool->pool();
-    auto made = DecodeRank::create(decode_options, make_transport(transport).value(), make_copy_engine({}).value(),
-                                   options_.clock);
+    auto made = DecodeRank::create(decode_options, make_transport(transport).value(),
+                                   make_copy_engine({}).value(), options_.clock);
     EXPECT_TRUE(made.ok()) << (made ? "" : made.error().message);
     decode = std::move(made).value();
-    for (std::uint32_t page = 1; page < options_.decode_pages; ++page) free_pages_.push_back(LocalPage{page});
+    for (std::uint32_t page = 1; page < options_.decode_pages; ++page)
+      free_pages_.push_back(LocalPage{page});
   }
 
   std::unique_ptr<PrefillDriver> make_prefill(std::uint32_t rank) {
@@ -60,8 +67,8 @@ class Cluster {
     setup.options.shard_rank = rank;
     setup.options.shard_size = options_.shard_size;
     for (BufferGroup& group : setup.geometry.groups) group.page_count = options_.pages_per_rank + 1;
-    setup.transport.kind =
-        options_.where == Where::loopback ? TransportOptions::Kind::loopback : TransportOptions::Kind::ucx;
+    setup.transport.kind = options_.where == Where::loopback ? TransportOptions::Kind::loopback
+                                                             : TransportOptions::Kind::ucx;
     setup.transport.path = options_.path;
     if (options_.where == Where::ucx_processes) return std::make_unique<ChildPrefill>(setup);
     return std::make_unique<LocalPrefill>(setup, options_.clock);
@@ -96,7 +103,8 @@ class Cluster {
     return taken;
   }
 
-  void fill(const std::vector<LogicalPage>& pages, const Content& content, std::uint32_t first_position = 0) {
+  void fill(const std::vector<LogicalPage>& pages, const Content& content,
+            std::uint32_t first_position = 0) {
     for (auto& prefill : prefills) prefill->fill(pages, first_position, content);
   }
   void open(RoomId room, std::uint32_t pullers = 1) {
@@ -118,7 +126,8 @@ class Cluster {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{seconds};
     for (;;) {
       if (rank.poll({&event, 1}) == 1) return event;
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          until - std::chrono::steady_clock::now());
       if (left.count() <= 0) return Error{ErrorCode::deadline_exceeded, "no pull ended"};
       pollfd fd{.fd = rank.event_fd(), .events = POLLIN, .revents = 0};
       (void)::poll(&fd, 1, static_cast<int>(left.count()));
@@ -133,8 +142,10 @@ class Cluster {
     fill(source, content);
     open(room);
     publish({.room = room, .pages = source, .last = true, .side_data = "first token 42"});
-    const auto pull = decode->pull(
-        {.group = group, .room = room, .pages = std::span{to}.subspan(first), .first_position = first});
+    const auto pull = decode->pull({.group = group,
+                                    .room = room,
+                                    .pages = std::span{to}.subspan(first),
+                                    .first_position = first});
     ASSERT_TRUE(pull.ok()) << pull.error().message;
     const auto event = next_event();
     ASSERT_TRUE(event.ok()) << event.error().message;
@@ -142,7 +153,8 @@ class Cluster {
     EXPECT_EQ(event->pull, *pull);
     EXPECT_EQ(event->side_data.size(), prefills.size());
     for (const SideData& side : event->side_data) {
-      EXPECT_EQ(std::string(reinterpret_cast<const char*>(side.bytes.data()), side.bytes.size()), "first token 42");
+      EXPECT_EQ(std::string(reinterpret_cast<const char*>(side.bytes.data()), side.bytes.size()),
+                "first token 42");
     }
     for (std::uint32_t i = 0; i < pages; ++i) {
       if (i < first) {

@@ -23,8 +23,10 @@ struct Content {
 
 inline std::byte content_byte(const Content& content, std::uint32_t position, std::uint32_t buffer,
                               std::uint64_t offset) {
-  std::uint64_t x = content.request * 0x9e3779b97f4a7c15U ^ content.generation * 0xc2b2ae3d27d4eb4fU ^
-                    (std::uint64_t{position} << 32 | buffer) * 0x165667b19e3779f9U ^ (offset / 8 + 1) * 0xd6e8feb86659fd93U;
+  std::uint64_t x = content.request * 0x9e3779b97f4a7c15U ^
+                    content.generation * 0xc2b2ae3d27d4eb4fU ^
+                    (std::uint64_t{position} << 32 | buffer) * 0x165667b19e3779f9U ^
+                    (offset / 8 + 1) * 0xd6e8feb86659fd93U;
   x ^= x >> 32;
   x *= 0xd6e8feb86659fd93U;
   x ^= x >> 29;
@@ -34,8 +36,9 @@ inline std::byte content_byte(const Content& content, std::uint32_t position, st
 inline constexpr std::byte kCanary{0xc5};
 
 /// A small latent or grouped geometry.
-inline Geometry small_geometry(std::uint32_t page_count, std::uint32_t layers = 3, std::uint32_t buffers_per_layer = 2,
-                               std::uint32_t page_size = 4, std::uint32_t heads = 2, std::uint32_t head_bytes = 16) {
+inline Geometry small_geometry(std::uint32_t page_count, std::uint32_t layers = 3,
+                               std::uint32_t buffers_per_layer = 2, std::uint32_t page_size = 4,
+                               std::uint32_t heads = 2, std::uint32_t head_bytes = 16) {
   return {.model_id = "test",
           .groups = {{.name = "kv",
                       .layers = layers,
@@ -64,7 +67,8 @@ class PatternedPool {
     std::size_t next = 0;
     for (const BufferGroup& group : geometry_.groups) {
       auto& pointers = pool.buffers.emplace_back();
-      for (std::uint32_t b = 0; b < group.buffers(); ++b) pointers.push_back(memory_[next++].data());
+      for (std::uint32_t b = 0; b < group.buffers(); ++b)
+        pointers.push_back(memory_[next++].data());
     }
     return pool;
   }
@@ -76,21 +80,25 @@ class PatternedPool {
             std::uint32_t count = UINT32_MAX) {
     for (std::uint32_t b = first; b < buffers() && b - first < count; ++b) {
       std::byte* const start = memory_[b].data() + index(page) * page_bytes_[b];
-      for (std::uint64_t i = 0; i < page_bytes_[b]; ++i) start[i] = content_byte(content, position, b, i);
+      for (std::uint64_t i = 0; i < page_bytes_[b]; ++i)
+        start[i] = content_byte(content, position, b, i);
     }
   }
   void wipe(LocalPage page) {
     for (std::uint32_t b = 0; b < buffers(); ++b)
-      std::memset(memory_[b].data() + index(page) * page_bytes_[b], static_cast<int>(kCanary), page_bytes_[b]);
+      std::memset(memory_[b].data() + index(page) * page_bytes_[b], static_cast<int>(kCanary),
+                  page_bytes_[b]);
   }
 
-  [[nodiscard]] ::testing::AssertionResult holds(LocalPage page, std::uint32_t position, const Content& content) const {
+  [[nodiscard]] ::testing::AssertionResult holds(LocalPage page, std::uint32_t position,
+                                                 const Content& content) const {
     for (std::uint32_t b = 0; b < buffers(); ++b) {
       const std::byte* const start = memory_[b].data() + index(page) * page_bytes_[b];
       for (std::uint64_t i = 0; i < page_bytes_[b]; ++i) {
         if (start[i] == content_byte(content, position, b, i)) continue;
-        return ::testing::AssertionFailure() << "page " << index(page) << " position " << position << " buffer " << b
-                                             << " byte " << i << (start[i] == kCanary ? " is a canary" : " is wrong");
+        return ::testing::AssertionFailure()
+               << "page " << index(page) << " position " << position << " buffer " << b << " byte "
+               << i << (start[i] == kCanary ? " is a canary" : " is wrong");
       }
     }
     return ::testing::AssertionSuccess();
@@ -100,7 +108,8 @@ class PatternedPool {
       const std::byte* const start = memory_[b].data() + index(page) * page_bytes_[b];
       for (std::uint64_t i = 0; i < page_bytes_[b]; ++i) {
         if (start[i] != kCanary)
-          return ::testing::AssertionFailure() << "page " << index(page) << " buffer " << b << " byte " << i << " was written";
+          return ::testing::AssertionFailure()
+                 << "page " << index(page) << " buffer " << b << " byte " << i << " was written";
       }
     }
     return ::testing::AssertionSuccess();

@@ -35,7 +35,8 @@ class PrefillDriver {
   virtual ~PrefillDriver() = default;
   virtual GroupMember member() = 0;
   /// Writes the pages that this rank owns as consecutive positions of `content`.
-  virtual void fill(const std::vector<LogicalPage>& pages, std::uint32_t first_position, const Content& content) = 0;
+  virtual void fill(const std::vector<LogicalPage>& pages, std::uint32_t first_position,
+                    const Content& content) = 0;
   virtual Status open(RoomId room, std::uint32_t pullers) = 0;
   virtual Status publish(const PublishCall& call) = 0;
   virtual Status abort(RoomId room, const std::string& reason) = 0;
@@ -49,7 +50,8 @@ inline Result<RoomEvent> wait_for_event(PrefillRank& rank, int seconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds{seconds};
   for (;;) {
     if (rank.poll({&event, 1}) == 1) return event;
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
     if (left.count() <= 0) return Error{ErrorCode::deadline_exceeded, "no room ended"};
     pollfd fd{.fd = rank.event_fd(), .events = POLLIN, .revents = 0};
     (void)::poll(&fd, 1, static_cast<int>(left.count()));
@@ -65,24 +67,28 @@ struct PrefillSetup {
 /// A rank in this process.
 class LocalPrefill final : public PrefillDriver {
  public:
-  explicit LocalPrefill(const PrefillSetup& setup, const Clock* clock = nullptr) : pool_{setup.geometry} {
+  explicit LocalPrefill(const PrefillSetup& setup, const Clock* clock = nullptr)
+      : pool_{setup.geometry} {
     PrefillOptions options = setup.options;
     options.pool = pool_.pool();
     auto transport = make_transport(setup.transport);
     auto engine = make_copy_engine({});
     if (!transport || !engine) std::abort();
-    auto rank = PrefillRank::create(std::move(options), std::move(transport).value(), std::move(engine).value(), clock);
+    auto rank = PrefillRank::create(std::move(options), std::move(transport).value(),
+                                    std::move(engine).value(), clock);
     if (!rank) {
       fprintf(stderr, "prefill: %s\n", rank.error().message.c_str());
       std::abort();
     }
     rank_ = std::move(rank).value();
-    layout_ = PageLayout::create(setup.options.shard_size, setup.geometry.groups[0].page_size).value();
+    layout_ =
+        PageLayout::create(setup.options.shard_size, setup.geometry.groups[0].page_size).value();
     shard_rank_ = setup.options.shard_rank;
   }
 
   GroupMember member() override { return rank_->member(); }
-  void fill(const std::vector<LogicalPage>& pages, std::uint32_t first_position, const Content& content) override {
+  void fill(const std::vector<LogicalPage>& pages, std::uint32_t first_position,
+            const Content& content) override {
     for (std::uint32_t i = 0; i < pages.size(); ++i) {
       const Placement place = layout_->place(pages[i]);
       if (place.rank == shard_rank_) pool_.fill(place.page, first_position + i, content);
@@ -97,7 +103,9 @@ class LocalPrefill final : public PrefillDriver {
                                       .last = call.last,
                                       .side_data = std::as_bytes(std::span{call.side_data})});
   }
-  Status abort(RoomId room, const std::string& reason) override { return rank_->abort(room, reason); }
+  Status abort(RoomId room, const std::string& reason) override {
+    return rank_->abort(room, reason);
+  }
   Result<RoomEvent> next_event(int seconds) override { return wait_for_event(*rank_, seconds); }
   PrefillStats stats() override { return rank_->stats(); }
   PrefillRank& rank() { return *rank_; }
@@ -136,9 +144,11 @@ class ChildPrefill final : public PrefillDriver {
   }
 
   GroupMember member() override { return member_; }
-  void fill(const std::vector<LogicalPage>& pages, std::uint32_t first_position, const Content& content) override {
+  void fill(const std::vector<LogicalPage>& pages, std::uint32_t first_position,
+            const Content& content) override {
     std::ostringstream text;
-    text << "fill " << first_position << ' ' << content.request << ' ' << content.generation << ' ' << list(pages);
+    text << "fill " << first_position << ' ' << content.request << ' ' << content.generation << ' '
+         << list(pages);
     (void)call(text.str());
   }
   Status open(RoomId room, std::uint32_t pullers) override {
@@ -146,8 +156,9 @@ class ChildPrefill final : public PrefillDriver {
   }
   Status publish(const PublishCall& request) override {
     std::ostringstream text;
-    text << "publish " << index(request.room) << ' ' << request.first_position << ' ' << request.first_layer << ' '
-         << request.layer_count << ' ' << request.last << ' ' << list(request.pages) << ' ' << request.side_data;
+    text << "publish " << index(request.room) << ' ' << request.first_position << ' '
+         << request.first_layer << ' ' << request.layer_count << ' ' << request.last << ' '
+         << list(request.pages) << ' ' << request.side_data;
     return status(call(text.str()));
   }
   Status abort(RoomId room, const std::string& reason) override {
@@ -201,7 +212,9 @@ class ChildPrefill final : public PrefillDriver {
     return pages;
   }
   static std::string text_of(const Status& status) {
-    return status ? "0" : std::to_string(static_cast<int>(status.error().code)) + ' ' + status.error().message;
+    return status ? "0"
+                  : std::to_string(static_cast<int>(status.error().code)) + ' ' +
+                        status.error().message;
   }
   static Status status(const std::string& reply) {
     std::istringstream in{reply};
@@ -215,7 +228,8 @@ class ChildPrefill final : public PrefillDriver {
 
   std::string call(const std::string& request) {
     std::vector<char> reply(1U << 18);
-    if (::send(socket_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return "4 child is gone";
+    if (::send(socket_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0)
+      return "4 child is gone";
     const auto got = ::recv(socket_.get(), reply.data(), reply.size(), 0);
     if (got <= 0) return "4 child is gone";
     return {reply.data(), static_cast<std::size_t>(got)};
@@ -234,7 +248,8 @@ class ChildPrefill final : public PrefillDriver {
       if (verb == "quit") return;
       if (verb == "member") {
         const GroupMember member = local.member();
-        reply << member.shard_rank << ' ' << member.host << ' ' << member.port << ' ' << member.incarnation;
+        reply << member.shard_rank << ' ' << member.host << ' ' << member.port << ' '
+              << member.incarnation;
       } else if (verb == "fill") {
         std::uint32_t first = 0;
         Content content;
