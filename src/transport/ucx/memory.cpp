@@ -9,6 +9,13 @@
 #include "transport/envelope.hpp"
 
 namespace kvshard::ucx {
+namespace {
+
+std::string_view name_of(MemoryKind kind) noexcept {
+  return kind == MemoryKind::cuda ? "cuda" : "host";
+}
+
+}  // namespace
 
 Result<UcpMemory> map_memory(ucp_context_h context, std::span<std::byte> bytes, MemoryKind kind) {
   if (bytes.empty()) return Error{ErrorCode::invalid_argument, "no bytes to register"};
@@ -20,7 +27,7 @@ Result<UcpMemory> map_memory(ucp_context_h context, std::span<std::byte> bytes, 
   if ((supported.memory_types & UCS_BIT(type)) == 0)
     return Error{ErrorCode::unsupported,
                  fmt::format("this UCX has no support for {} memory (it has types {:#x})",
-                             ucs_memory_type_names[type], supported.memory_types)};
+                             name_of(kind), supported.memory_types)};
 
   ucp_mem_map_params_t params{};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
@@ -30,9 +37,8 @@ Result<UcpMemory> map_memory(ucp_context_h context, std::span<std::byte> bytes, 
   params.memory_type = type;
   ucp_mem_h memory = nullptr;
   if (const auto status = ucp_mem_map(context, &params, &memory); status != UCS_OK)
-    return ucx_error(fmt::format("ucp_mem_map of {} bytes of {} memory", bytes.size(),
-                                 ucs_memory_type_names[type]),
-                     status);
+    return ucx_error(
+        fmt::format("ucp_mem_map of {} bytes of {} memory", bytes.size(), name_of(kind)), status);
   return UcpMemory{memory, MemoryDeleter{context}};
 }
 
