@@ -60,7 +60,7 @@ Status check_strides(const BufferGroup& group) {
   std::array dimensions{Dimension{"token_stride", group.page_size, token},
                         Dimension{"head_stride", group.heads, head},
                         Dimension{"page_stride", group.page_count, page}};
-  std::ranges::stable_sort(dimensions, {}, &Dimension::stride);
+  std::ranges::sort(dimensions, {}, &Dimension::stride);
   std::uint64_t extent = group.head_bytes;
   for (const auto& [name, count, stride] : dimensions) {
     if (count == 1) continue;  // then the stride is never used

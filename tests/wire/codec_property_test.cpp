@@ -20,6 +20,10 @@ thread_local std::size_t allocated_bytes = 0;
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc{};
 }
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  allocated_bytes += size;
+  return std::malloc(size);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
