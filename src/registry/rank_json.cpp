@@ -134,7 +134,7 @@ std::optional<Difference> first_difference(const RankAnnouncement& a, const Rank
   for (const auto& [name, value] : a.geometry_fields) fields[name][0] = &value;
   for (const auto& [name, value] : b.geometry_fields) fields[name][1] = &value;
   const auto show = [](const std::string* value) {
-    return value == nullptr ? std::string{"absent"} : "'" + printable(*value, 256) + "'";
+    return value == nullptr ? std::string{"absent"} : fmt::format("'{}'", printable(*value, 256));
   };
   for (const auto& [name, values] : fields) {
     if (values[0] != nullptr && values[1] != nullptr && *values[0] == *values[1]) continue;

@@ -147,7 +147,8 @@ class HttpRegistry final : public Registry {
   }
 
   Error in_context(Error error) const {
-    return kvshard::in_context("registry " + http::to_string(address_), std::move(error));
+    return kvshard::in_context(fmt::format("registry {}", http::to_string(address_)),
+                               std::move(error));
   }
 
   const http::Address address_;
