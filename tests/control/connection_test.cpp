@@ -597,6 +597,9 @@ std::vector<std::string>& logged() {
 }
 
 TEST_F(ListenerTest, WaitsAndLogsOnceWhenDescriptorsRunOut) {
+#ifdef __SANITIZE_ADDRESS__  // our asan builds have ubsan too, which checks a vptr through a pipe
+  GTEST_SKIP() << "the undefined-behaviour sanitizer needs descriptors itself";
+#endif
   logged().clear();
   set_log_hook([](void*, LogLevel, std::string_view line) noexcept { logged().emplace_back(line); },
                nullptr);
