@@ -1,5 +1,5 @@
-// The send filter against the loop that one would write without it, on the same chunks in the same run,
-// alternating. `ratio` is ids per second of the filter over those of the loop.
+// The send filter against the loop that one would write without it, on the same chunks in the same
+// run, alternating. `ratio` is ids per second of the filter over those of the loop.
 
 #include <benchmark/benchmark.h>
 #include <time.h>
@@ -32,7 +32,8 @@ struct PlainLoop {
   }
 };
 
-// Time that this thread ran: the two loops are pure computation, and a busy machine would blur the ratio.
+// Time that this thread ran: the two loops are pure computation, and a busy machine would blur the
+// ratio.
 double thread_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -39,17 +39,19 @@ struct CapacityLimit {
 
 /// Says at intake whether a prompt can ever be admitted, and later whether it is admitted now.
 ///
-/// Both answers come from the same predicates. So a prompt that passes intake is admitted at the latest
-/// when the pool is empty, and the head of a first-come queue can never wait for ever. The rules must be
-/// those by which the engine admits; call check_now() instead of writing them a second time.
-/// A group of one rank is not sharded and keeps tokens_per_rank as its limit: only `physical` is in force.
+/// Both answers come from the same predicates. So a prompt that passes intake is admitted at the
+/// latest when the pool is empty, and the head of a first-come queue can never wait for ever. The
+/// rules must be those by which the engine admits; call check_now() instead of writing them a
+/// second time. A group of one rank is not sharded and keeps tokens_per_rank as its limit: only
+/// `physical` is in force.
 ///
 /// Units:   tokens.
 /// Owns:    its copy of the rules.
 /// Threads: thread-compatible.
-/// Errors:  create() gives invalid_argument when the pool is empty or not a whole number of pages, or when
-///          the rules admit no prompt at all.
-/// Cost:    create() evaluates each rule about 64 times; the checks are O(rules) and allocate only messages.
+/// Errors:  create() gives invalid_argument when the pool is empty or not a whole number of pages,
+///          or when the rules admit no prompt at all.
+/// Cost:    create() evaluates each rule about 64 times; the checks are O(rules) and allocate only
+///          messages.
 /// Source:  docs/page_interleave.md, "Capacity".
 class KVSHARD_EXPORT CapacityCheck {
  public:
@@ -63,8 +65,9 @@ class KVSHARD_EXPORT CapacityCheck {
 
   /// Errors: invalid_argument naming prompt, limit and rule when the prompt can never be admitted.
   [[nodiscard]] Status check_intake(std::uint64_t prompt_tokens) const;
-  /// Errors: as check_intake(); resource_exhausted naming prompt, available tokens and rule when it is not
-  ///         admitted now.
+  /// `available_tokens` is PageAllocator::admissible_tokens().
+  /// Errors: as check_intake(); resource_exhausted naming prompt, available tokens and rule when it
+  ///         is not admitted now.
   [[nodiscard]] Status check_now(std::uint64_t prompt_tokens, std::uint64_t available_tokens) const;
 
  private:

@@ -34,8 +34,8 @@ struct Footprint {
   RankFootprint unsharded;  ///< every page on every rank, no scratch
 };
 
-/// What sharding saves on each rank, and what it costs, before it is turned on. A group of one rank needs no
-/// scratch, so both are equal then.
+/// What sharding saves on each rank, and what it costs, before it is turned on. A group of one rank
+/// needs no scratch, so both are equal then.
 /// Errors: invalid_argument when a size exceeds 64 bits.
 KVSHARD_EXPORT Result<Footprint> footprint(const PageLayout& layout,
                                            const FootprintRequest& request);

@@ -26,7 +26,7 @@ Result<CapacityCheck> CapacityCheck::create(const PageLayout& layout, std::uint6
   check.limit_ = {empty_pool, check.rules_[0].name};
   for (const auto& rule : check.rules_) {
     // The longest prompt that the predicate admits. A longer prompt never needs less, so it can be
-    // bisected: the last length known to be admitted (0 stands for none), the first known not to be.
+    // bisected: the last length admitted (0 stands for none), the first refused.
     std::uint64_t admitted = 0;
     std::uint64_t refused = empty_pool + 1;
     while (refused - admitted > 1) {

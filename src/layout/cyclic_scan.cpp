@@ -13,9 +13,9 @@ using Vector4 [[gnu::vector_size(16)]] = std::uint32_t;
 using Vector8 [[gnu::vector_size(32)]] = std::uint32_t;
 using Vector16 [[gnu::vector_size(64)]] = std::uint32_t;
 
-// Page k follows page k - 1 when page[k] - 1 and page[k - 1] differ by a multiple of shard_size, either
-// way round. The largest quotient and the lowest page tell all: no branch in the loop, and only
-// operations that every vector unit has. The body is compiled once per target.
+// Page k follows page k - 1 when page[k] - 1 and page[k - 1] differ by a multiple of shard_size,
+// either way round. The largest quotient and the lowest page tell all: no branch in the loop, and
+// only operations that every vector unit has. The body is compiled once per target.
 template <typename Vector>
 [[gnu::always_inline]] inline bool scan(std::span<const LogicalPage> pages,
                                         const PageLayout& layout) noexcept {

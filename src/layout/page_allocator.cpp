@@ -20,8 +20,8 @@ constexpr std::uint32_t words_for(std::uint32_t bits) noexcept {
   return bits / kWordBits + (bits % kWordBits != 0 ? 1 : 0);
 }
 
-// Long segments are drawn and freed in blocks that stay in the first-level cache while each owner in turn
-// fills, or empties, every shard_size-th place.
+// Long segments are drawn and freed in blocks that stay in the first-level cache while each owner
+// in turn fills, or empties, every shard_size-th place.
 constexpr std::size_t block_pages(std::size_t shard_size) noexcept {
   return std::max<std::size_t>(1, 2048 / shard_size) * shard_size;
 }

@@ -122,8 +122,8 @@ TEST(CapacityCheckPropertyTest, PagesOfTwoTokensDoNotSimplify) {
   }
 }
 
-// A first-come queue: only its head may be admitted. Returns false when the head is refused although
-// nothing runs, that is, when it would wait until a timeout.
+// A first-come queue: only its head may be admitted. Returns false when the head is refused
+// although nothing runs, that is, when it would wait until a timeout.
 bool queue_drains(const CapacityCheck& check, const CapacityCheck& intake, PageAllocator allocator,
                   std::mt19937& random, std::size_t& admitted, std::size_t& refused) {
   const auto& layout = allocator.layout();

@@ -1,4 +1,5 @@
-// Counts what this binary allocates, to show that the hot calls of the layout layer allocate nothing.
+// Counts what this binary allocates, to show that the hot calls of the layout layer allocate
+// nothing.
 
 #include <gtest/gtest.h>
 

@@ -177,6 +177,20 @@ TEST(PageAllocatorTest, TheChainFreedLastIsDrawnFirstInItsOrder) {
   EXPECT_EQ(draw(allocator, 4), a);
 }
 
+// Long chains are handled in blocks; what a block is must not be seen.
+TEST(PageAllocatorTest, LongChainsAreDrawnAgainInTheirOrder) {
+  for (const std::uint32_t shard_size : {1U, 3U, 8U, 3000U}) {
+    for (const auto order : {FreeOrder::last_freed_first, FreeOrder::ascending}) {
+      auto allocator = allocator_of(shard_size, 12000 / shard_size, order);
+      const auto chain = draw(allocator, 9001);
+      ASSERT_TRUE(allocator.layout().check_cyclic(chain));
+      ASSERT_TRUE(allocator.free_chain(chain));
+      EXPECT_EQ(allocator.total_free_pages(), allocator.total_pages());
+      EXPECT_EQ(draw(allocator, 9001), chain);
+    }
+  }
+}
+
 TEST(PageAllocatorTest, AscendingOrderDrawsTheLowestFreePages) {
   auto allocator = allocator_of(2, 20, FreeOrder::ascending);
   const auto a = draw(allocator, 4);

@@ -97,8 +97,8 @@ TEST(PrefixChainsTest, AStaleIdIsFound) {
   EXPECT_EQ(chains.size(), 1U);
 }
 
-// A tree of prefixes, as radix caches keep it: after any splits, every path from a root is one cyclic
-// chain, and the next page drawn for it continues the rotation.
+// A tree of prefixes, as radix caches keep it: after any splits, every path from a root is one
+// cyclic chain, and the next page drawn for it continues the rotation.
 TEST(PrefixChainsPropertyTest, EveryPathStaysOneChain) {
   for (const std::uint32_t shard_size : {1, 2, 3, 4, 5, 6, 7, 8, 16}) {
     std::mt19937 random{shard_size};
