@@ -116,8 +116,8 @@ int main(int argc, char** argv) {
       must(kvshard::DecodeRank::create(std::move(options), must(kvshard::make_transport(transport)),
                                        must(kvshard::make_copy_engine({}))));
 
-  kvshard::GroupSpec group{
-      .name = "prefill-a", .epoch = 1, .members = {}};  // or from wait_for_group()
+  // By hand here; wait_for_group() asks a registry.
+  kvshard::GroupSpec group{.name = "prefill-a", .epoch = 1, .members = {}};
   for (const auto& rank : prefill) group.members.push_back(rank->member());
   const kvshard::GroupId connected = must(decode->connect(group, 10s));
   // [decode create]
