@@ -12,7 +12,8 @@ foreign=$(grep -vE '^((typeinfo|typeinfo name|vtable) for )?kvshard::' <<< "$exp
 private=$(grep -E '^kvshard::(log|http|wire|ucx|detail)::' <<< "$exported" || true)
 mentions=$(grep -E 'spdlog|fmt::|httplib|nlohmann' <<< "$exported" || true)
 if [[ -n $foreign$private$mentions ]]; then
-  printf '%s exports what is not its API:\n%s\n' "$1" "$foreign$private$mentions"
+  echo "$1 exports what is not its API:"
+  printf '%s\n' "$foreign" "$private" "$mentions" | sed '/^$/d' | sort -u
   exit 1
 fi
 echo "exports: $(wc -l <<< "$exported") symbols, all of the API"
