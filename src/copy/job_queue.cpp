@@ -42,6 +42,15 @@ FragmentShape merge_rows(FragmentShape shape) noexcept {
   return shape;
 }
 
+// The bits of everything that a row's place and length are made of.
+std::uint64_t placement_bits(const QueuedBatch& batch) noexcept {
+  std::uint64_t bits = batch.shape.row_bytes | batch.shape.inner_stride | batch.shape.outer_stride |
+                       batch.payload_offset;
+  for (std::byte* const buffer : batch.buffers) bits |= reinterpret_cast<std::uintptr_t>(buffer);
+  for (const std::uint64_t offset : batch.offsets) bits |= offset;
+  return bits;
+}
+
 Status check_job(const CopyJob& job) {
   if (job.slot == nullptr || reinterpret_cast<std::uintptr_t>(job.slot) % 16 != 0)
     return Error{ErrorCode::invalid_argument, fmt::format("slot {} is null or not 16-byte aligned",
@@ -83,6 +92,7 @@ Status JobQueue::push(const CopyJob& job, CopyListener& listener) {
   queued->after = job.after;
   queued->listener = &listener;
   std::uint64_t payload_offset = 0;
+  std::uint64_t bits = 16;
   for (const FragmentBatch& batch : job.batches) {
     const std::uint64_t bytes = batch.bytes();
     if (bytes == 0) continue;
@@ -93,8 +103,10 @@ Status JobQueue::push(const CopyJob& job, CopyListener& listener) {
     queued->batches.push_back({std::span{queued->buffers}.subspan(first_buffer),
                                std::span{queued->offsets}.subspan(first_offset),
                                merge_rows(batch.shape), payload_offset, bytes});
+    bits |= placement_bits(queued->batches.back());
     payload_offset += bytes;
   }
+  queued->alignment = bits & (~bits + 1);
   (last_ == nullptr ? first_ : last_->next) = queued;
   last_ = queued;
   return {};

@@ -28,6 +28,8 @@ struct QueuedJob {
   bool checksum{false};
   EventHandle after{nullptr};
   CopyListener* listener{nullptr};
+  std::uint64_t alignment{
+      16};  ///< 16 or less: the power of two that divides every address and size
   std::vector<QueuedBatch> batches;  ///< their spans point into the two vectors below
   std::vector<std::byte*> buffers;
   std::vector<std::uint64_t> offsets;

@@ -15,6 +15,7 @@ void write_marks(std::byte* slot, const SlotStamp& stamp, std::uint64_t checksum
   const std::uint64_t padded = padded_payload_bytes(stamp.payload_bytes);
   std::byte* const payload = slot + kSlotHeaderBytes;
   std::memcpy(slot, &mark, sizeof mark);
+  std::memset(slot + sizeof mark, 0, kSlotHeaderBytes - sizeof mark);
   std::memset(payload + stamp.payload_bytes, 0, padded - stamp.payload_bytes);
   std::memcpy(payload + padded, &mark, sizeof mark);
 }

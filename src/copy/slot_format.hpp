@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "slots hold little-end
 
 inline constexpr std::uint64_t kSlotMagic = 0x3130'746f'6c73'766bULL;  // "kvslot01"
 
-/// The header and the trailer of a slot: the same words twice.
+/// What the header of a slot begins with, and its trailer is: the same words twice.
 struct SlotMark {
   std::uint64_t lease{0};
   std::uint64_t generation{0};
@@ -25,7 +25,7 @@ struct SlotMark {
   std::uint64_t magic{kSlotMagic};
   std::uint64_t zeros[2]{};
 };
-static_assert(sizeof(SlotMark) == kSlotHeaderBytes && sizeof(SlotMark) == kSlotTrailerBytes);
+static_assert(sizeof(SlotMark) <= kSlotHeaderBytes && sizeof(SlotMark) == kSlotTrailerBytes);
 
 [[nodiscard]] constexpr std::uint64_t padded_payload_bytes(std::uint64_t payload_bytes) noexcept {
   return (payload_bytes + 15) / 16 * 16;

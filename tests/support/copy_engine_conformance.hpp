@@ -255,9 +255,9 @@ class CopyEngineConformance : public testing::TestWithParam<CopyEngineUnderTest>
   static std::vector<std::byte> oracle_slot(const JobPlan& plan, const std::vector<std::byte>& pool,
                                             const SlotStamp& stamp, bool checksum) {
     std::vector<std::byte> slot(slot_bytes_for(plan.bytes()));
-    plan.for_each_byte([&](std::uint64_t from, std::uint64_t to) { slot[64 + to] = pool[from]; });
+    plan.for_each_byte([&](std::uint64_t from, std::uint64_t to) { slot[128 + to] = pool[from]; });
     const std::uint64_t sum =
-        checksum ? oracle_checksum(std::span{slot}.subspan(64, slot.size() - 128)) : 0;
+        checksum ? oracle_checksum(std::span{slot}.subspan(128, slot.size() - 192)) : 0;
     const std::uint64_t words[8] = {stamp.lease, stamp.generation, stamp.chunk, stamp.payload_bytes,
                                     sum,         kMagic,           0,           0};
     std::memcpy(slot.data(), words, 64);
@@ -293,7 +293,7 @@ class CopyEngineConformance : public testing::TestWithParam<CopyEngineUnderTest>
     const std::vector<std::byte> slot = slots.expected();
     pool.refill(random);
     plan.for_each_byte([&](std::uint64_t to, std::uint64_t from) {
-      pool.expected()[to] = slot[kSlotAt + 64 + from];
+      pool.expected()[to] = slot[kSlotAt + 128 + from];
     });
     job.direction = CopyJob::Direction::scatter;
     status = run(job);
@@ -483,12 +483,12 @@ TEST_P(CopyEngineConformance, ReportsAnotherChecksumAsDataLoss) {
     };
     for (const std::size_t bit : {std::size_t{0}, std::size_t{4097}, plan.bytes() * 8 - 1}) {
       std::vector<std::byte> bad = good;
-      bad[64 + bit / 8] ^= std::byte{1} << bit % 8;
+      bad[128 + bit / 8] ^= std::byte{1} << bit % 8;
       expect(bad, true, false);
       expect(bad, false, true);
     }
     std::vector<std::byte> swapped = good;  // the same words in another order
-    std::swap_ranges(swapped.begin() + 64, swapped.begin() + 80, swapped.begin() + 128);
+    std::swap_ranges(swapped.begin() + 128, swapped.begin() + 144, swapped.begin() + 192);
     expect(swapped, true, false);
     std::vector<std::byte> unsummed = good;  // gathered without a checksum
     std::fill_n(unsummed.begin() + 32, 8, std::byte{0});

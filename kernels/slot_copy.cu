@@ -1,0 +1,212 @@
+#include "slot_copy.cuh"
+
+#include <algorithm>
+
+namespace kvshard::kernels {
+namespace {
+
+// Chosen by measurement on an H200: docs/benchmarks-gpu.md, "Choices".
+constexpr int kThreads = 256;
+constexpr int kUnroll = 2;            // 1 KiB a warp
+constexpr int kCappedThreads = 1024;  // one block fills a multiprocessor, so that blocks count them
+constexpr int kCappedUnroll = 4;
+constexpr BulkShape kBulk{.tile_bytes = 8192, .stages = 6, .warps = 4, .behind = 2};
+constexpr std::uint64_t kMinBulkRowBytes = 1024;  // smaller rows cost more to start than to move
+constexpr std::uint32_t kSumBlocks = 256;         // that read one slot again
+
+template <bool kScatter, bool kChecksum>
+constexpr auto* kBulkKernel = bulk_slot_copy_kernel<kScatter, kChecksum, kBulk.tile_bytes,
+                                                    kBulk.stages, kBulk.warps, kBulk.behind>;
+
+template <typename Params>
+cudaError_t launch(void (*kernel)(Params), std::uint64_t blocks, std::uint32_t rows,
+                   std::uint32_t threads, std::uint32_t shared_bytes, const Params& params,
+                   cudaStream_t stream) noexcept {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3{static_cast<unsigned>(blocks), rows};
+  config.blockDim = dim3{threads};
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, params);
+  if (error != cudaSuccess) (void)cudaGetLastError();  // clear only our own failure
+  return error;
+}
+
+std::uint64_t blocks_for(std::uint64_t chunks, std::uint32_t warps,
+                         std::uint32_t max_blocks) noexcept {
+  const std::uint64_t blocks = std::max<std::uint64_t>(1, (chunks + warps - 1) / warps);
+  return max_blocks == 0 ? blocks : std::min<std::uint64_t>(blocks, max_blocks);
+}
+
+// How a launch moves its bytes.
+struct Plan {
+  bool bulk;
+  bool fused_checksum;
+  std::uint32_t chunk_units;
+};
+
+template <typename Unit, bool kScatter, bool kChecksum>
+cudaError_t launch_copy(const SlotCopyParams& params, std::uint32_t max_sms,
+                        cudaStream_t stream) noexcept {
+  if (max_sms == 0)
+    // A warp adds to a slot's sums once, so with a checksum fewer warps take more chunks each.
+    return launch(slot_copy_kernel<Unit, kScatter, kChecksum, kThreads, kUnroll>,
+                  blocks_for(params.chunks, kThreads / kWarpSize, kChecksum ? 4096 : 0), 1,
+                  kThreads, 0, params, stream);
+  return launch(slot_copy_kernel<Unit, kScatter, kChecksum, kCappedThreads, kCappedUnroll>,
+                blocks_for(params.chunks, kCappedThreads / kWarpSize, max_sms), 1, kCappedThreads,
+                0, params, stream);
+}
+
+template <bool kScatter>
+cudaError_t launch_copy(const SlotCopyArgs& args, const Plan& plan, const SlotCopyParams& params,
+                        cudaStream_t stream) noexcept {
+  if (plan.bulk)
+    return launch(plan.fused_checksum ? kBulkKernel<kScatter, true> : kBulkKernel<kScatter, false>,
+                  blocks_for(params.chunks, kBulk.warps, args.max_sms), 1, kBulk.warps * kWarpSize,
+                  bulk_shared_bytes(kBulk), params, stream);
+  switch (args.unit_bytes) {
+    case 16:
+      return plan.fused_checksum
+                 ? launch_copy<uint4, kScatter, true>(params, args.max_sms, stream)
+                 : launch_copy<uint4, kScatter, false>(params, args.max_sms, stream);
+    case 8:
+      return launch_copy<uint2, kScatter, false>(params, args.max_sms, stream);
+    case 4:
+      return launch_copy<std::uint32_t, kScatter, false>(params, args.max_sms, stream);
+    case 2:
+      return launch_copy<std::uint16_t, kScatter, false>(params, args.max_sms, stream);
+    case 1:
+      return launch_copy<std::uint8_t, kScatter, false>(params, args.max_sms, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+std::uint64_t fragments_bytes(const Fragments& f) noexcept {
+  return std::uint64_t{f.buffer_count} * f.offset_count * f.outer * f.inner * f.row_bytes;
+}
+
+template <bool kScatter>
+cudaError_t launch_slots(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
+  Plan plan{.bulk = args.bulk_copies && args.max_sms != 0 && args.unit_bytes == 16,
+            .fused_checksum = false,
+            .chunk_units = 0};
+  bool any_checksum = false;
+  for (std::uint32_t i = 0; i < args.piece_count; ++i)
+    if (args.pieces[i].fragments.row_bytes < kMinBulkRowBytes) plan.bulk = false;
+  for (std::uint32_t i = 0; i < args.slot_count; ++i)
+    any_checksum = any_checksum || args.slots[i].sums != nullptr;
+  plan.fused_checksum = any_checksum && args.unit_bytes == 16;
+  plan.chunk_units = plan.bulk           ? kBulk.tile_bytes / 16
+                     : args.max_sms != 0 ? kWarpSize * kCappedUnroll
+                                         : kWarpSize * kUnroll;
+
+  // Each launch takes the next pieces, and writes or reads the marks of the next slots.
+  std::uint32_t piece = 0;
+  for (std::uint32_t slot = 0; piece < args.piece_count || slot < args.slot_count;) {
+    SlotCopyParams params{};
+    for (; piece < args.piece_count && params.segment_count < kSegmentsPerLaunch; ++piece) {
+      const SlotPiece& from = args.pieces[piece];
+      const Slot& to = args.slots[from.slot];
+      const std::uint64_t units = fragments_bytes(from.fragments) / args.unit_bytes;
+      const std::uint64_t chunks = (units + plan.chunk_units - 1) / plan.chunk_units;
+      if (units >= kMaxPieceUnits) return cudaErrorInvalidValue;
+      params.segments[params.segment_count++] = {
+          .pool = Side::of(from.fragments, args.unit_bytes),
+          .payload = to.address + kHeaderBytes + from.payload_offset,
+          .sums = to.sums,
+          .units = static_cast<std::uint32_t>(units),
+          .first_chunk = params.chunks,
+          .first_word = from.payload_offset / 8};
+      params.chunks += static_cast<std::uint32_t>(chunks);
+    }
+    for (; slot < args.slot_count && params.slot_count < kSlotsPerLaunch; ++slot)
+      params.slots[params.slot_count++] = args.slots[slot];
+    if (const auto error = launch_copy<kScatter>(args, plan, params, stream); error != cudaSuccess)
+      return error;
+  }
+  if (!any_checksum) return cudaSuccess;
+  for (std::uint32_t slot = 0; slot < args.slot_count;) {
+    SealParams params{};
+    for (; slot < args.slot_count && params.slot_count < kSlotsPerLaunch; ++slot)
+      params.slots[params.slot_count++] = args.slots[slot];
+    if (!plan.fused_checksum) {
+      const std::uint32_t blocks = args.max_sms == 0 ? kSumBlocks : args.max_sms;
+      if (const auto error = launch(sum_slots_kernel<kThreads>, blocks, params.slot_count, kThreads,
+                                    0, params, stream);
+          error != cudaSuccess)
+        return error;
+    }
+    if (const auto error = launch(seal_slots_kernel<kScatter>, params.slot_count, 1, kChecksumSums,
+                                  0, params, stream);
+        error != cudaSuccess)
+      return error;
+  }
+  return cudaSuccess;
+}
+
+template <typename Unit>
+cudaError_t launch_pull(const PullParams& params, std::uint32_t max_sms,
+                        cudaStream_t stream) noexcept {
+  if (max_sms == 0)
+    return launch(
+        pull_kernel<Unit, kThreads, kUnroll>,
+        blocks_for((params.units + std::uint64_t{kWarpSize} * kUnroll - 1) / (kWarpSize * kUnroll),
+                   kThreads / kWarpSize, 0),
+        1, kThreads, 0, params, stream);
+  return launch(pull_kernel<Unit, kCappedThreads, kCappedUnroll>, max_sms, 1, kCappedThreads, 0,
+                params, stream);
+}
+
+template <bool kScatter, bool kChecksum>
+cudaError_t allow_shared_memory() noexcept {
+  return cudaFuncSetAttribute(kBulkKernel<kScatter, kChecksum>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bulk_shared_bytes(kBulk)));
+}
+
+}  // namespace
+
+cudaError_t launch_gather(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
+  return launch_slots<false>(args, stream);
+}
+
+cudaError_t launch_scatter(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
+  return launch_slots<true>(args, stream);
+}
+
+cudaError_t launch_pull(const PullArgs& args, cudaStream_t stream) noexcept {
+  const std::uint64_t bytes = fragments_bytes(args.from);
+  if (bytes != fragments_bytes(args.to)) return cudaErrorInvalidValue;
+  if (bytes == 0) return cudaSuccess;  // an empty grid is an error to CUDA only
+  if (bytes / args.unit_bytes >= kMaxPieceUnits) return cudaErrorInvalidValue;
+  const PullParams params{Side::of(args.from, args.unit_bytes), Side::of(args.to, args.unit_bytes),
+                          static_cast<std::uint32_t>(bytes / args.unit_bytes)};
+  switch (args.unit_bytes) {
+    case 16:
+      return launch_pull<uint4>(params, args.max_sms, stream);
+    case 8:
+      return launch_pull<uint2>(params, args.max_sms, stream);
+    case 4:
+      return launch_pull<std::uint32_t>(params, args.max_sms, stream);
+    case 2:
+      return launch_pull<std::uint16_t>(params, args.max_sms, stream);
+    case 1:
+      return launch_pull<std::uint8_t>(params, args.max_sms, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t prepare_bulk_copies() noexcept {
+  for (const auto error : {allow_shared_memory<false, false>(), allow_shared_memory<false, true>(),
+                           allow_shared_memory<true, false>(), allow_shared_memory<true, true>()})
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return error;
+    }
+  return cudaSuccess;
+}
+
+}  // namespace kvshard::kernels
