@@ -3,6 +3,8 @@
 #   scripts/demo.sh [options]     scripts/demo.sh --help lists them
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Lets ccache find what another checkout compiled.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 scripts/setup.sh
 preset=release

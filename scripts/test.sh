@@ -6,6 +6,8 @@
 # Ends with ctest's summary of the last run; each run has its own above.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Lets ccache find what another checkout compiled.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 presets=("$@")
 ((${#presets[@]})) || presets=(release asan tsan)
