@@ -37,6 +37,8 @@ struct PrefillOptions {
   std::chrono::milliseconds lease{30'000};  ///< a finished room waits this long for its pullers
   std::chrono::milliseconds slot_timeout{
       10'000};  ///< a slot not released for this long is taken back
+  std::chrono::milliseconds pull_timeout{
+      600'000};  ///< a pull that has not committed by then is ended
   std::chrono::milliseconds heartbeat{1'000};
   std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
 
@@ -70,7 +72,7 @@ struct PrefillStats {
   std::uint64_t rooms_opened{0}, rooms_done{0}, rooms_failed{0};
   std::uint64_t pulls_started{0}, pulls_committed{0}, pulls_failed{0};
   std::uint64_t pieces_sent{0}, bytes_sent{0};
-  std::uint64_t late_reads{0};  ///< releases or commits of slots that had been taken back
+  std::uint64_t late_reads{0};  ///< slots taken back from a puller that had not released them
   std::uint64_t stale_commits{0};
   std::uint64_t late_messages{0};  ///< about pulls that had ended; answered or ignored
   std::uint64_t peers_refused{0}, peers_lost{0};

@@ -2,18 +2,9 @@
 
 #include <chrono>
 
+#include "kvshard/clock.hpp"
+
 namespace kvshard {
-
-using TimePoint = std::chrono::steady_clock::time_point;
-using Duration = std::chrono::nanoseconds;
-
-/// Where time comes from, so that tests can move it.
-/// Threads: thread-safe.
-class Clock {
- public:
-  virtual ~Clock() = default;
-  [[nodiscard]] virtual TimePoint now() const noexcept = 0;
-};
 
 /// The machine's monotonic clock.
 class SteadyClock final : public Clock {

@@ -21,6 +21,7 @@
 #include "session/event_queue.hpp"
 #include "session/pool_view.hpp"
 #include "session/progress_thread.hpp"
+#include "session/time_limits.hpp"
 #include "wire/codec.hpp"
 #include "wire/messages.hpp"
 
@@ -29,6 +30,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kCloseDeadline{2'000};
 constexpr std::uint64_t kMaxProbeBytes = 1U << 20;
+
+// Trying again cannot help before somebody changes a configuration.
+bool is_permanent(ErrorCode code) noexcept {
+  return code == ErrorCode::failed_precondition || code == ErrorCode::invalid_argument ||
+         code == ErrorCode::unsupported;
+}
 
 }  // namespace
 
@@ -40,7 +47,7 @@ class DecodeRank::Impl {
         whole_view_{std::move(view)},
         clock_{clock},
         incarnation_{random_id()} {}
-  ~Impl() { close(); }
+  ~Impl();
 
   Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
 
@@ -68,6 +75,12 @@ class DecodeRank::Impl {
   struct Peer;
   struct Group;
 
+  struct ReadyPiece {
+    std::uint64_t pull;
+    std::uint32_t shard_rank;
+    wire::Ready ready;
+  };
+
   // One life of the connection to one prefill rank: from connect to loss. It outlives its loss until
   // its endpoint has let go of all memory.
   struct Session final : ConnectionListener, EndpointListener, TransferListener {
@@ -88,12 +101,15 @@ class DecodeRank::Impl {
     std::unique_ptr<Endpoint> endpoint;
     std::optional<PoolView> view;
     std::uint64_t incarnation{0};
+    std::uint64_t epoch{0};
     std::uint32_t slot_count{0};
     std::uint64_t slot_stride{0};
     TimePoint setup_deadline{};
     TimePoint ping_due{};
     std::uint64_t pings{0};
     std::unordered_set<std::uint64_t> pulls;  // with an unfinished part here
+    std::size_t landings{0};                  // slots that its pieces hold
+    std::deque<ReadyPiece> held;              // pieces that wait for its share of landing slots
   };
 
   struct Peer {
@@ -102,6 +118,7 @@ class DecodeRank::Impl {
     std::unique_ptr<Session> session;
     bool ready{false};
     std::uint32_t failed_attempts{0};  // in a row
+    std::string last_failure;
     std::uint64_t last_incarnation{0};
     EventLoop::TimerId retry{0};
   };
@@ -178,12 +195,6 @@ class DecodeRank::Impl {
     TimePoint started{};
   };
 
-  struct ReadyPiece {
-    std::uint64_t pull;
-    std::uint32_t shard_rank;
-    wire::Ready ready;
-  };
-
   // Groups and sessions.
   void add_group(GroupId id, const GroupSpec& spec);
   void remove_group(GroupId id);
@@ -199,6 +210,7 @@ class DecodeRank::Impl {
   void probed(Session& session, Status status) noexcept;
   void lose(Session& session, Error error) noexcept;
   void retire(std::unique_ptr<Session> session);
+  void drop_retired() noexcept;
   void refuse(Session& session, Error error);
   void on_bye(Session& session, wire::Bye& bye);
 
@@ -224,6 +236,7 @@ class DecodeRank::Impl {
   void fetched(Landing& landing, Status status) noexcept;
   void scattered(Landing& landing, Status status) noexcept;
   void free_landing(Landing& landing);
+  [[nodiscard]] std::size_t landing_share() const noexcept;
 
   void sweep();
   void begin_close();
@@ -260,13 +273,15 @@ class DecodeRank::Impl {
   std::span<std::byte> probe_memory_;
   std::deque<Landing> landings_;
   std::vector<std::uint32_t> free_landings_;
-  std::vector<std::unique_ptr<Session>> retired_;  // lost, endpoint still closing
+  std::vector<std::unique_ptr<Session>> retired_;  // lost; what they started still runs
   std::unordered_map<std::uint64_t, std::unique_ptr<Group>> groups_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Pull>> pulls_;
   std::deque<ReadyPiece> ready_;  // announced, waiting for a landing slot
   PoolView::Selection selection_;
   std::vector<LocalPage> pages_;
+  std::size_t ready_sessions_{0};
   std::uint64_t jitter_{random_id()};
+  TimePoint swept_{};  // when sweep() last ran
   TimePoint close_deadline_{};
   bool draining_{false};
 };
@@ -280,6 +295,12 @@ Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options,
   if (transport == nullptr || engine == nullptr)
     return Error{ErrorCode::invalid_argument, "a transport and a copy engine are required"};
   KVSHARD_TRY(validate(options.pool));
+  KVSHARD_TRY(check_times({{"heartbeat", options.heartbeat},
+                           {"peer_timeout", options.peer_timeout},
+                           {"fetch_timeout", options.fetch_timeout},
+                           {"reconnect_min", options.reconnect_min},
+                           {"reconnect_max", options.reconnect_max}},
+                          options.heartbeat, options.peer_timeout));
   if (options.landing_slots == 0 || options.window == 0) {
     return Error{ErrorCode::invalid_argument,
                  fmt::format("landing_slots {} and window {} must not be 0", options.landing_slots,
@@ -309,9 +330,30 @@ Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport,
   }
   probe_memory_ = landing_memory_->bytes().subspan(options_.landing_slots * landing_stride_,
                                                    std::min(landing_stride_, kMaxProbeBytes));
-  thread_->loop().post([this] { sweep(); });
+  thread_->loop().post([this] {
+    swept_ = now();
+    sweep();
+  });
   thread_->start();
   return {};
+}
+
+DecodeRank::Impl::~Impl() {
+  close();
+  if (retired_.empty()) return;
+  // The transport would not let go of landing memory in time, and may still write to it. Memory that
+  // is never freed is the only safe kind; close() has logged it.
+  struct Abandoned {
+    std::vector<std::unique_ptr<Session>> sessions;
+    std::unique_ptr<RegisteredMemory> registered;
+    std::unique_ptr<ProgressThread> thread;
+    std::unique_ptr<StagingMemory> memory;
+  };
+  static Mutex mutex;
+  static auto* const abandoned = new std::vector<Abandoned>;  // never destroyed
+  const MutexLock lock{mutex};
+  abandoned->push_back({std::move(retired_), std::move(landing_registered_), std::move(thread_),
+                        std::move(landing_memory_)});
 }
 
 // ---- public calls: check, then post ----------------------------------------------------------------
@@ -321,7 +363,7 @@ Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
   KVSHARD_TRY(validate(spec));
   for (const GroupMember& member : spec.members)
     KVSHARD_TRY(SocketAddress::parse(member.host, member.port));
-  const auto until = std::chrono::steady_clock::now() + deadline;
+  const auto until = std::chrono::steady_clock::now() + bounded(deadline);
 
   std::unique_lock lock{front_mutex_};
   if (closing_) return Error{ErrorCode::failed_precondition, "the rank is closed"};
@@ -339,13 +381,13 @@ Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
   const bool in_time = front_changed_.wait_until(
       lock, until, [&] { return group.ready || group.refused || closing_; });
   --group.waiters;
-  if (group.ready) return GroupId{id};
+  if (group.ready && !group.refused) return GroupId{id};
   Error error = group.refused ? *group.refused
                 : !in_time    ? Error{ErrorCode::deadline_exceeded,
                                    fmt::format("group {} not connected within {} ms: {}", spec.name,
                                                   deadline.count(), group.last_error.message)}
                               : Error{ErrorCode::failed_precondition, "the rank is closed"};
-  if (group.waiters == 0) {  // nobody is left who wants it
+  if (group.waiters == 0 && !group.ready) {  // nobody is left who wants it
     front_groups_.erase(id);
     post([this, id] { remove_group(GroupId{id}); });
   }
@@ -382,7 +424,7 @@ Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
   pull->after = request.after;
   pull->listener = request.listener;
   pull->started = clock_.now();
-  pull->deadline = pull->started + request.deadline;
+  pull->deadline = pull->started + bounded(request.deadline);
 
   const MutexLock lock{front_mutex_};
   if (closing_) return Error{ErrorCode::failed_precondition, "the rank is closed"};
@@ -466,7 +508,10 @@ void DecodeRank::Impl::remove_group(GroupId id) {
           wire::Bye{Error{ErrorCode::cancelled, "the decode rank disconnects"}});
       peer->session->connection->flush_and_close();
     }
-    if (peer->ready) counters::subtract(stats_.peers);
+    if (peer->ready) {
+      --ready_sessions_;
+      counters::subtract(stats_.peers);
+    }
     peer->session->lost = true;
     retire(std::move(peer->session));
   }
@@ -553,6 +598,16 @@ Status DecodeRank::Impl::check_welcome(const Session& session, const wire::Welco
     return differs("shard_rank", peer.member.shard_rank, welcome.shard_rank);
   if (welcome.shard_size != peer.group->peers.size())
     return differs("shard_size", peer.group->peers.size(), welcome.shard_size);
+  if (const std::uint64_t epoch = peer.group->spec.epoch; epoch != 0 && epoch != welcome.epoch)
+    return differs("epoch", epoch, welcome.epoch);
+  // Another process at the same address holds other pages, whatever they are called.
+  if (peer.member.incarnation != 0 && peer.member.incarnation != welcome.incarnation)
+    return differs("incarnation", peer.member.incarnation, welcome.incarnation);
+  if (welcome.heartbeat_ms >= static_cast<std::uint64_t>(options_.peer_timeout.count())) {
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("heartbeat_ms: prefill sends one each {} ms, decode waits {} ms",
+                             welcome.heartbeat_ms, options_.peer_timeout.count())};
+  }
   if (welcome.slot_count == 0 || welcome.slot_stride < slot_bytes_for(1)) {
     return Error{ErrorCode::failed_precondition,
                  fmt::format("{} slots, {} bytes apart", welcome.slot_count, welcome.slot_stride)};
@@ -566,6 +621,7 @@ void DecodeRank::Impl::on_welcome(Session& session, wire::Welcome& welcome) {
     return refuse(session, std::move(fits).error());
   session.view.emplace(options_.pool, welcome.geometry, options_.pool.geometry);
   session.incarnation = welcome.incarnation;
+  session.epoch = welcome.epoch;
   session.slot_count = welcome.slot_count;
   session.slot_stride = welcome.slot_stride;
   auto endpoint = thread_->transport().connect(welcome.transport_address, welcome.staging, session);
@@ -589,6 +645,7 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
   peer.last_incarnation = session.incarnation;
   peer.failed_attempts = 0;
   peer.ready = true;
+  ++ready_sessions_;
   counters::add(stats_.peers);
   const PathReport& report = session.endpoint->path();
   log::info("connected: group {} epoch {} shard {} at {}: path {}: {}", group.spec.name,
@@ -599,7 +656,10 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
     if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id));
         found != front_groups_.end()) {
       found->second.paths[peer.member.shard_rank] = report;
-      if (group.ready()) found->second.ready = true;
+      if (group.ready()) {
+        found->second.ready = true;
+        found->second.refused.reset();
+      }
     }
     front_changed_.notify_all();
   }
@@ -616,11 +676,14 @@ void DecodeRank::Impl::lose(Session& session, Error error) noexcept {
   session.lost = true;
   Peer& peer = session.peer;
   Group& group = *peer.group;
-  const std::string message =
-      fmt::format("prefill rank {} of group {} (incarnation {:016x}) lost: {}",
-                  peer.member.shard_rank, group.spec.name, session.incarnation, error.message);
+  const std::string message = fmt::format(
+      "prefill rank {} of group {} (epoch {}, incarnation {:016x}) lost: {}",
+      peer.member.shard_rank, group.spec.name,
+      session.epoch != 0 ? session.epoch : group.spec.epoch, session.incarnation, error.message);
+  peer.last_failure = error.message;
   if (peer.ready) {
     peer.ready = false;
+    --ready_sessions_;
     counters::subtract(stats_.peers);
     counters::add(stats_.peers_lost);
     log::info("peer lost: shard {}, {} pulls: {}", peer.member.shard_rank, session.pulls.size(),
@@ -632,8 +695,7 @@ void DecodeRank::Impl::lose(Session& session, Error error) noexcept {
        std::vector<std::uint64_t>{session.pulls.begin(), session.pulls.end()}) {
     if (Pull* pull = find_pull(id)) fail(*pull, Error{ErrorCode::unavailable, message});
   }
-  if (peer.failed_attempts >
-      0) {  // it is not just a blip: whoever waits should choose another group
+  if (peer.failed_attempts > 0) {  // more than a blip: whoever waits should choose another group
     for (const std::uint64_t id : std::exchange(group.waiting, {})) {
       if (Pull* pull = find_pull(id)) fail(*pull, Error{ErrorCode::unavailable, message});
     }
@@ -658,14 +720,20 @@ void DecodeRank::Impl::lose(Session& session, Error error) noexcept {
 
 void DecodeRank::Impl::retire(std::unique_ptr<Session> session) {
   if (session->endpoint != nullptr) session->endpoint->close();
-  retired_.push_back(std::move(session));  // the sweep destroys it once the endpoint is closed
+  retired_.push_back(std::move(session));  // the sweep destroys it once nothing of it runs
+}
+
+void DecodeRank::Impl::drop_retired() noexcept {
+  std::erase_if(retired_, [](const auto& session) {
+    return session->landings == 0 && (session->endpoint == nullptr || session->endpoint->closed());
+  });
 }
 
 // Says why before it closes. The peer's or our own configuration has to change before this can work.
 void DecodeRank::Impl::refuse(Session& session, Error error) {
   (void)session.connection->send(wire::Bye{error});
   session.connection->flush_and_close();
-  if (!session.peer.ready) {
+  if (!session.peer.ready && is_permanent(error.code)) {
     const MutexLock lock{front_mutex_};
     if (const auto found = front_groups_.find(static_cast<std::uint64_t>(session.peer.group->id));
         found != front_groups_.end()) {
@@ -678,10 +746,7 @@ void DecodeRank::Impl::refuse(Session& session, Error error) {
 }
 
 void DecodeRank::Impl::on_bye(Session& session, wire::Bye& bye) {
-  const bool permanent = bye.error.code == ErrorCode::failed_precondition ||
-                         bye.error.code == ErrorCode::invalid_argument ||
-                         bye.error.code == ErrorCode::unsupported;
-  if (!session.peer.ready && permanent) {
+  if (!session.peer.ready && is_permanent(bye.error.code)) {
     const MutexLock lock{front_mutex_};
     if (const auto found = front_groups_.find(static_cast<std::uint64_t>(session.peer.group->id));
         found != front_groups_.end()) {
@@ -703,10 +768,11 @@ void DecodeRank::Impl::start_pull(std::shared_ptr<Pull> made) {
   if (group.ready()) return send_pulls(pull);
   for (const auto& peer : group.peers) {
     if (peer->ready || peer->failed_attempts == 0) continue;
-    return fail(
-        pull, Error{ErrorCode::unavailable,
-                    fmt::format("prefill rank {} of group {} has not answered {} attempts",
-                                peer->member.shard_rank, group.spec.name, peer->failed_attempts)});
+    return fail(pull,
+                Error{ErrorCode::unavailable,
+                      fmt::format("prefill rank {} of group {} was not reached in {} attempts: {}",
+                                  peer->member.shard_rank, group.spec.name, peer->failed_attempts,
+                                  peer->last_failure)});
   }
   group.waiting.push_back(pull.id);
 }
@@ -822,6 +888,11 @@ void DecodeRank::Impl::pump() {
     Pull* const pull = find_pull(piece.pull);
     if (pull == nullptr || pull->state != Pull::State::pulling) continue;
     Session& session = *pull->parts[piece.shard_rank].session;
+    if (session.landings >= landing_share()) {
+      session.held.push_back(std::move(piece));
+      continue;
+    }
+    ++session.landings;
     Landing& landing = landings_[free_landings_.back()];
     free_landings_.pop_back();
     counters::add(stats_.landing_in_use);
@@ -841,12 +912,25 @@ void DecodeRank::Impl::pump() {
   }
 }
 
+// How many landing slots one peer may hold while there are others, so that one that hangs cannot take
+// them all.
+std::size_t DecodeRank::Impl::landing_share() const noexcept {
+  return ready_sessions_ > 1 ? std::max<std::size_t>(1, landings_.size() / 2) : landings_.size();
+}
+
+// To be followed by pump(), which gives the slot to whoever is next.
 void DecodeRank::Impl::free_landing(Landing& landing) {
+  Session& session = *std::exchange(landing.session, nullptr);
   landing.state = Landing::State::free;
   landing.pull = 0;
-  landing.session = nullptr;
   free_landings_.push_back(landing.index);
   counters::subtract(stats_.landing_in_use);
+  --session.landings;
+  for (bool found = false; !found && !session.held.empty(); session.held.pop_front()) {
+    const Pull* const pull = find_pull(session.held.front().pull);
+    found = pull != nullptr && pull->state == Pull::State::pulling;
+    if (found) ready_.push_front(std::move(session.held.front()));
+  }
 }
 
 void DecodeRank::Impl::fetched(Landing& landing, Status status) noexcept {
@@ -1025,10 +1109,14 @@ void DecodeRank::Impl::finish(Pull& pull) {
 
 void DecodeRank::Impl::sweep() {
   const TimePoint time = now();
+  const Duration interval = std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4;
+  if (time - std::exchange(swept_, time) > options_.heartbeat) {
+    // This thread did not run for a while. What came meanwhile is read before anyone is judged.
+    thread_->loop().at(time, [this] { sweep(); });
+    return;
+  }
 
-  std::erase_if(retired_, [](const auto& session) {
-    return session->endpoint == nullptr || session->endpoint->closed();
-  });
+  drop_retired();
 
   std::vector<std::pair<Session*, std::string>> hung;
   for (auto& [id, group] : groups_) {
@@ -1041,7 +1129,7 @@ void DecodeRank::Impl::sweep() {
                  time - session->connection->last_received() > options_.peer_timeout) {
         hung.emplace_back(session,
                           fmt::format("silent for more than {} ms", options_.peer_timeout.count()));
-      } else if (peer->ready && time >= session->ping_due) {
+      } else if (session->endpoint != nullptr && time >= session->ping_due) {
         session->ping_due = time + options_.heartbeat;
         (void)session->connection->send(wire::Ping{++session->pings});
       }
@@ -1070,22 +1158,18 @@ void DecodeRank::Impl::sweep() {
   }
 
   pump();
-  thread_->loop().at(time + std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4,
-                     [this] { sweep(); });
+  thread_->loop().at(time + interval, [this] { sweep(); });
 }
 
 void DecodeRank::Impl::close() noexcept {
   {
-    const MutexLock lock{front_mutex_};
+    std::unique_lock lock{front_mutex_};
     if (thread_ == nullptr || landing_registered_ == nullptr) return;  // never started
     if (!closing_) {
       closing_ = true;
       post([this] { begin_close(); });
     }
     front_changed_.notify_all();
-  }
-  {
-    std::unique_lock lock{front_mutex_};
     front_changed_.wait(lock, [this] { return closed_; });
   }
   thread_->stop();
@@ -1108,16 +1192,13 @@ void DecodeRank::Impl::begin_close() {
 
 // Waits, turn by turn, until nothing touches our memory any more.
 void DecodeRank::Impl::finish_close() {
-  std::erase_if(retired_, [](const auto& session) {
-    return session->endpoint == nullptr || session->endpoint->closed();
-  });
+  drop_retired();
   const bool idle = retired_.empty() && thread_->engine().in_flight() == 0;
   if (!idle && SteadyClock::instance().now() < close_deadline_)
     return post([this] { finish_close(); });
   if (!idle)
     log::error("closed with {} endpoints and {} copies in flight", retired_.size(),
                thread_->engine().in_flight());
-  retired_.clear();
   const MutexLock lock{front_mutex_};
   closed_ = true;
   front_changed_.notify_all();

@@ -23,6 +23,7 @@
 #include "session/pool_view.hpp"
 #include "session/progress_thread.hpp"
 #include "session/slot_table.hpp"
+#include "session/time_limits.hpp"
 #include "wire/codec.hpp"
 #include "wire/messages.hpp"
 
@@ -30,8 +31,8 @@ namespace kvshard {
 namespace {
 
 constexpr std::chrono::milliseconds kCloseDeadline{2'000};
-constexpr std::size_t kMaxEndedRooms =
-    65'536;  // remembered, so that a late PULL is answered at once
+// Remembered, so that a late PULL is answered at once.
+constexpr std::size_t kMaxEndedRooms = 16'384;
 
 }  // namespace
 
@@ -122,6 +123,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     std::uint32_t gathering{0};
     std::uint32_t unreleased{0};
     bool last_sent{false};
+    TimePoint deadline{};  // for COMMIT
   };
 
   // One decode rank's control connection.
@@ -148,7 +150,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     std::optional<PoolView> view;
     std::uint64_t capacity{0};
     std::unordered_map<std::uint64_t, std::uint64_t> leases;  // pull -> lease id
-    std::uint32_t waiting{0};  // pulls of rooms that are not open yet
+    std::unordered_map<std::uint64_t, RoomId> waiting;  // pulls of rooms that are not open yet
     std::uint32_t slots{0};
     std::deque<std::uint64_t> parked;  // leases that wait for this peer's share of slots
   };
@@ -171,6 +173,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   void on_release(Peer& peer, wire::Release& release);
   void on_commit(Peer& peer, wire::Commit& commit);
   void on_abort(Peer& peer, wire::Abort& abort);
+  void stop_waiting(Peer& peer, std::uint64_t pull);
   void refuse(Peer& peer, Error error);
   void lose_peer(Peer& peer, Error error) noexcept;
 
@@ -191,6 +194,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   void finish_if_drained(Lease& lease);
   void pump();
   bool gather(Lease& lease);
+  [[nodiscard]] std::size_t share() const noexcept;
+  void unpark(Peer& peer);
   void slot_gathered(std::uint32_t index, Status status) noexcept override;
   void free_slot(SlotTable::Slot& slot);
 
@@ -231,12 +236,19 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::unordered_map<RoomId, std::unique_ptr<Room>> rooms_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
   std::unordered_map<RoomId, std::vector<WaitingPull>> waiting_;
-  std::unordered_map<RoomId, std::string> ended_;  // why, for late PULLs
-  std::deque<RoomId> ended_order_;
+  struct Ended {
+    std::uint64_t number;  // tells a room's last end from one before it was opened again
+    std::string why;
+  };
+  std::unordered_map<RoomId, Ended> ended_;  // for late PULLs
+  std::deque<std::pair<std::uint64_t, RoomId>> ended_order_;
+  std::uint64_t ended_count_{0};
+  std::size_t welcomed_{0};              // of peers_
   std::deque<std::uint64_t> run_queue_;  // leases with work, each at most once
   std::uint64_t next_peer_{1};
   std::uint64_t next_lease_{1};
   PoolView::Selection selection_;
+  TimePoint swept_{};  // when sweep() last ran
   TimePoint close_deadline_{};
   bool draining_{false};
 };
@@ -261,6 +273,12 @@ Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options,
         fmt::format("epoch {} and slots {} must not be 0, group name of {} bytes not above {}",
                     options.epoch, options.slots, options.group.size(), kMaxNameBytes)};
   }
+  KVSHARD_TRY(check_times({{"lease", options.lease},
+                           {"slot_timeout", options.slot_timeout},
+                           {"pull_timeout", options.pull_timeout},
+                           {"heartbeat", options.heartbeat},
+                           {"peer_timeout", options.peer_timeout}},
+                          options.heartbeat, options.peer_timeout));
   KVSHARD_TRY(
       const auto layout,
       PageLayout::create(options.shard_size, options.pool.geometry.groups.front().page_size));
@@ -296,7 +314,10 @@ Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
                 on_accept(std::move(fd), std::move(name));
               }));
   port_ = listener_->port();
-  thread_->loop().post([this] { sweep(); });
+  thread_->loop().post([this] {
+    swept_ = now();
+    sweep();
+  });
   thread_->start();
   started_ = true;
   return {};
@@ -493,6 +514,7 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
   peers_.erase(found);
   counters::subtract(stats_.peers);
   if (peer.welcomed) {
+    --welcomed_;
     counters::add(stats_.peers_lost);
     log::info("peer lost: decode {}, {} pulls: {}", peer.name, peer.leases.size(), error.message);
   }
@@ -503,17 +525,8 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
                     fmt::format("decode rank {} lost: {}", peer.name, error.message)},
               Tell::no);
   }
-  for (auto it = waiting_.begin(); it != waiting_.end();) {
-    const auto gone =
-        std::erase_if(it->second, [&](const WaitingPull& pull) { return pull.peer == peer.id; });
-    counters::subtract(stats_.pulls_waiting, gone);
-    it = it->second.empty() ? waiting_.erase(it) : std::next(it);
-  }
-  // Its share of the slots goes to the others.
-  for (auto& [id, other] : peers_) {
-    run_queue_.insert(run_queue_.end(), other->parked.begin(), other->parked.end());
-    other->parked.clear();
-  }
+  while (!peer.waiting.empty()) stop_waiting(peer, peer.waiting.begin()->first);
+  for (auto& [id, other] : peers_) unpark(*other);  // its share of the slots goes to the others
   pump();
   post([keep] {});  // destroyed from the loop, not from inside its own call
 }
@@ -533,6 +546,11 @@ Status PrefillRank::Impl::check_hello(const wire::Hello& hello) const {
     return differs("shard_rank", hello.shard_rank, options_.shard_rank);
   if (hello.transport != thread_->transport().kind())
     return differs("transport", hello.transport, thread_->transport().kind());
+  if (hello.heartbeat_ms >= static_cast<std::uint64_t>(options_.peer_timeout.count())) {
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("heartbeat_ms: decode sends one each {} ms, prefill waits {} ms",
+                             hello.heartbeat_ms, options_.peer_timeout.count())};
+  }
   KVSHARD_TRY(validate(hello.geometry));
   KVSHARD_TRY(check_compatible(options_.pool.geometry, hello.geometry));
   for (std::uint32_t b = 0; b < whole_view_.buffers(); ++b) {
@@ -560,6 +578,7 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
   peer.view.emplace(options_.pool, options_.pool.geometry, hello->geometry);
   peer.capacity = std::min(options_.slot_payload_bytes, hello->landing_payload_bytes);
   peer.welcomed = true;
+  ++welcomed_;
   const auto address = thread_->transport().address();
   const auto staging = staging_->packed();
   (void)peer.connection->send(
@@ -590,9 +609,8 @@ void PrefillRank::Impl::open_room(RoomId id, std::uint32_t pullers) {
     counters::subtract(stats_.pulls_waiting, waiting.mapped().size());
     for (const WaitingPull& pull : waiting.mapped()) {
       Peer& peer = *peers_.at(pull.peer);
-      --peer.waiting;
-      claim(peer, *room, pull.pull);
-      if (!rooms_.contains(id)) return;  // the claim ended the room
+      peer.waiting.erase(pull.pull.pull);
+      claim(peer, *room, pull.pull);  // cannot end the room: its length is not known yet
     }
     pump();
   }
@@ -646,13 +664,13 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
                               fmt::format("PULL of positions [{}, {}) with window {}",
                                           pull.first_position, pull.end_position, pull.window)});
   }
-  if (peer.leases.contains(pull.pull))
+  if (peer.leases.contains(pull.pull) || peer.waiting.contains(pull.pull))
     return refuse(
         peer, Error{ErrorCode::invalid_argument, fmt::format("pull {} exists already", pull.pull)});
-  if (peer.leases.size() + peer.waiting >= options_.max_pulls_per_peer) {
+  if (peer.leases.size() + peer.waiting.size() >= options_.max_pulls_per_peer) {
     return answer(ErrorCode::resource_exhausted,
                   fmt::format("{} pulls of this peer are running or waiting",
-                              peer.leases.size() + peer.waiting));
+                              peer.leases.size() + peer.waiting.size()));
   }
   if (const auto room = rooms_.find(pull.room); room != rooms_.end()) {
     claim(peer, *room->second, pull);
@@ -661,9 +679,9 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
   if (const auto ended = ended_.find(pull.room); ended != ended_.end()) {
     counters::add(stats_.late_messages);
     return answer(ErrorCode::unavailable,
-                  fmt::format("room {} has ended: {}", index(pull.room), ended->second));
+                  fmt::format("room {} has ended: {}", index(pull.room), ended->second.why));
   }
-  ++peer.waiting;
+  peer.waiting.emplace(pull.pull, pull.room);
   counters::add(stats_.pulls_waiting);
   waiting_[pull.room].push_back({peer.id, pull, now() + std::chrono::milliseconds{pull.wait_ms}});
 }
@@ -686,6 +704,7 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
   lease.first = pull.first_position;
   lease.end = pull.end_position;
   lease.window = pull.window;
+  lease.deadline = now() + options_.pull_timeout;
   leases_.emplace(id, std::move(made));
   peer.leases.emplace(pull.pull, id);
   room.leases.push_back(id);
@@ -723,9 +742,11 @@ void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
     }
     lease.peer->slots -= lease.slots;
   }
-  lease.peer->leases.erase(lease.pull);
+  Peer& peer = *lease.peer;
+  peer.leases.erase(lease.pull);
   std::erase(room.leases, lease.id);
   leases_.erase(lease.id);
+  unpark(peer);  // the lease may have held the peer's share, or been the one that was to use it
   end_room_if_idle(room);
 }
 
@@ -734,10 +755,13 @@ void PrefillRank::Impl::end_room_if_idle(Room& room) {
   const RoomId id = room.id;
   counters::add(room.status ? stats_.rooms_done : stats_.rooms_failed);
   counters::subtract(stats_.rooms);
-  ended_[id] = room.status ? "all its pullers committed" : room.status.error().message;
-  ended_order_.push_back(id);
+  const std::uint64_t number = ++ended_count_;
+  ended_[id] = {number, room.status ? "all its pullers committed" : room.status.error().message};
+  ended_order_.emplace_back(number, id);
   if (ended_order_.size() > kMaxEndedRooms) {
-    ended_.erase(ended_order_.front());
+    const auto& [oldest, oldest_id] = ended_order_.front();
+    const auto found = ended_.find(oldest_id);
+    if (found != ended_.end() && found->second.number == oldest) ended_.erase(found);
     ended_order_.pop_front();
   }
   {
@@ -794,25 +818,41 @@ void PrefillRank::Impl::pump() {
     }
     Lease& lease = *found->second;
     if (advance(lease)) {
-      if (!slots_->available()) return;
-      // A peer's share, so that one that does not release cannot take every slot.
-      const auto share =
-          std::max<std::size_t>(1, slots_->size() / std::max<std::size_t>(1, peers_.size()));
-      if (lease.peer->slots >= share) {
-        lease.peer->parked.push_back(lease.id);
+      if (lease.slots >= lease.window) {  // its next release brings it back
         run_queue_.pop_front();
-        continue;  // still `queued`: on the peer's list
+        lease.queued = false;
+        continue;
       }
+      if (!slots_->available()) return;
       run_queue_.pop_front();
+      if (lease.peer->slots >= share()) {
+        lease.peer->parked.push_back(lease.id);  // still `queued`: on the peer's list
+        continue;
+      }
       lease.queued = false;
-      if (lease.slots >= lease.window) continue;  // its next release brings it back
-      if (!gather(lease)) continue;
-      enqueue(lease);
+      if (gather(lease)) enqueue(lease);
     } else {
       run_queue_.pop_front();
       lease.queued = false;
       finish_if_drained(lease);
     }
+  }
+}
+
+// How many slots one peer may hold, so that one that does not release cannot take them all.
+std::size_t PrefillRank::Impl::share() const noexcept {
+  return std::max<std::size_t>(1, slots_->size() / std::max<std::size_t>(1, welcomed_));
+}
+
+// The peer may hold more slots than before: as many of its parked leases run again. A lease that runs
+// takes a slot, or has one whose release comes here, or ends, which comes here too; so none is left behind.
+void PrefillRank::Impl::unpark(Peer& peer) {
+  for (std::size_t held = peer.slots; held < share() && !peer.parked.empty();) {
+    const std::uint64_t id = peer.parked.front();
+    peer.parked.pop_front();
+    if (!leases_.contains(id)) continue;
+    run_queue_.push_back(id);
+    ++held;
   }
 }
 
@@ -920,10 +960,7 @@ void PrefillRank::Impl::on_release(Peer& peer, wire::Release& release) {
   --peer.slots;
   free_slot(slot);
   enqueue(lease);
-  if (!peer.parked.empty()) {
-    run_queue_.push_back(peer.parked.front());
-    peer.parked.pop_front();
-  }
+  unpark(peer);
   pump();
 }
 
@@ -967,18 +1004,19 @@ void PrefillRank::Impl::on_abort(Peer& peer, wire::Abort& abort) {
     end_lease(*leases_.at(found->second), std::move(abort.error), Tell::no);
     return pump();
   }
-  // Perhaps it waits for its room.
-  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
-    const auto gone = std::erase_if(it->second, [&](const WaitingPull& waiting) {
-      return waiting.peer == peer.id && waiting.pull.pull == abort.pull;
-    });
-    if (gone == 0) continue;
-    peer.waiting -= static_cast<std::uint32_t>(gone);
-    counters::subtract(stats_.pulls_waiting, gone);
-    if (it->second.empty()) waiting_.erase(it);
-    return;
-  }
+  if (peer.waiting.contains(abort.pull)) return stop_waiting(peer, abort.pull);
   counters::add(stats_.late_messages);
+}
+
+void PrefillRank::Impl::stop_waiting(Peer& peer, std::uint64_t pull) {
+  const auto room = peer.waiting.find(pull);
+  const auto found = waiting_.find(room->second);
+  peer.waiting.erase(room);
+  std::erase_if(found->second, [&](const WaitingPull& waiting) {
+    return waiting.peer == peer.id && waiting.pull.pull == pull;
+  });
+  if (found->second.empty()) waiting_.erase(found);
+  counters::subtract(stats_.pulls_waiting);
 }
 
 // ---- time ------------------------------------------------------------------------------------------
@@ -986,6 +1024,12 @@ void PrefillRank::Impl::on_abort(Peer& peer, wire::Abort& abort) {
 // Whatever waits is looked at here, each on its own clock, whether or not new work comes.
 void PrefillRank::Impl::sweep() {
   const TimePoint time = now();
+  const Duration interval = std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4;
+  if (time - std::exchange(swept_, time) > options_.heartbeat) {
+    // This thread did not run for a while. What came meanwhile is read before anyone is judged.
+    thread_->loop().at(time, [this] { sweep(); });
+    return;
+  }
 
   std::vector<std::shared_ptr<Peer>> lost;
   for (auto& [id, peer] : peers_) {
@@ -1014,6 +1058,18 @@ void PrefillRank::Impl::sweep() {
               Tell::yes);
   }
 
+  std::vector<Lease*> overdue;
+  for (auto& [id, lease] : leases_) {
+    if (time >= lease->deadline) overdue.push_back(lease.get());
+  }
+  for (Lease* lease : overdue) {
+    end_lease(
+        *lease,
+        Error{ErrorCode::deadline_exceeded, fmt::format("the pull was not committed within {} ms",
+                                                        options_.pull_timeout.count())},
+        Tell::yes);
+  }
+
   std::vector<Room*> expired;
   for (auto& [id, room] : rooms_) {
     if (room->unclaimed > 0 && time >= room->expires) expired.push_back(room.get());
@@ -1032,7 +1088,7 @@ void PrefillRank::Impl::sweep() {
     std::erase_if(it->second, [&](const WaitingPull& waiting) {
       if (time < waiting.deadline) return false;
       Peer& peer = *peers_.at(waiting.peer);
-      --peer.waiting;
+      peer.waiting.erase(waiting.pull.pull);
       counters::subtract(stats_.pulls_waiting);
       (void)peer.connection->send(wire::Abort{
           waiting.pull.pull, Error{ErrorCode::deadline_exceeded,
@@ -1044,21 +1100,17 @@ void PrefillRank::Impl::sweep() {
   }
 
   pump();
-  thread_->loop().at(time + std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4,
-                     [this] { sweep(); });
+  thread_->loop().at(time + interval, [this] { sweep(); });
 }
 
 void PrefillRank::Impl::close() noexcept {
   {
-    const MutexLock lock{front_mutex_};
+    std::unique_lock lock{front_mutex_};
     if (!started_) return;
     if (!closing_) {
       closing_ = true;
       post([this] { begin_close(); });
     }
-  }
-  {
-    std::unique_lock lock{front_mutex_};
     closed_changed_.wait(lock, [this] { return closed_; });
   }
   thread_->stop();

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/mutex.hpp"
 #include "base/try.hpp"
 #include "control/event_loop.hpp"
 #include "kvshard/copy_engine.hpp"
@@ -40,6 +41,7 @@ class ProgressThread {
   }
   /// Runs what was posted, then ends the thread. May be called twice.
   void stop() noexcept {
+    const MutexLock lock{stop_mutex_};
     if (!thread_.joinable()) return;
     thread_.request_stop();
     loop_->post([] {});  // wakes it
@@ -79,6 +81,7 @@ class ProgressThread {
   std::unique_ptr<EventLoop> loop_;
   TransportPoller transport_poller_{*transport_};
   CopyPoller copy_poller_{*engine_};
+  Mutex stop_mutex_;  // two threads may stop at once
   std::jthread thread_;
 };
 

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <initializer_list>
+#include <string_view>
+
+#include "kvshard/result.hpp"
+
+namespace kvshard {
+
+/// Longer waits are cut to this, so that a deadline never overflows the clock.
+inline constexpr std::chrono::milliseconds kLongestWait = std::chrono::hours{24 * 365};
+
+[[nodiscard]] constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds wait) noexcept {
+  return std::clamp(wait, std::chrono::milliseconds{0}, kLongestWait);
+}
+
+struct NamedTime {
+  std::string_view name;
+  std::chrono::milliseconds value;
+};
+
+/// Whether a rank's times make sense: each in [1 ms, kLongestWait], and a peer is heard of before it is
+/// taken for lost. Errors: invalid_argument naming the option and its value.
+inline Status check_times(std::initializer_list<NamedTime> times,
+                          std::chrono::milliseconds heartbeat,
+                          std::chrono::milliseconds peer_timeout) {
+  for (const NamedTime& time : times) {
+    if (time.value.count() < 1 || time.value > kLongestWait) {
+      return Error{ErrorCode::invalid_argument,
+                   fmt::format("{} is {} ms, must be from 1 to {}", time.name, time.value.count(),
+                               kLongestWait.count())};
+    }
+  }
+  if (heartbeat >= peer_timeout) {
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("heartbeat {} ms must be below peer_timeout {} ms", heartbeat.count(),
+                             peer_timeout.count())};
+  }
+  return {};
+}
+
+}  // namespace kvshard
