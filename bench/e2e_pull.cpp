@@ -141,8 +141,11 @@ Status serve(const Shape& shape, std::uint32_t shards, std::uint32_t rank, int f
 
   Command command{};
   bool in_baseline = false;
-  for (;;) {
-    if (::recv(fd, &command, sizeof command, in_baseline ? MSG_DONTWAIT : 0) == sizeof command) {
+  for (std::uint32_t turn = 0;; ++turn) {
+    const bool look =
+        !in_baseline || turn % 4096 == 0;  // a system call a turn would slow the baseline
+    if (look &&
+        ::recv(fd, &command, sizeof command, in_baseline ? MSG_DONTWAIT : 0) == sizeof command) {
       if (command.what == Command::What::end) return {};
       in_baseline = command.what == Command::What::baseline;
       if (!in_baseline) {
