@@ -6,13 +6,19 @@ namespace kvshard::kernels {
 namespace {
 
 // Chosen by measurement on an H200: docs/benchmarks-gpu.md, "Choices".
-constexpr int kThreads = 256;
-constexpr int kUnroll = 2;            // 1 KiB a warp
+// More in flight is slower, and most so for scattered writes.
+constexpr int kGatherThreads = 128;
+constexpr int kGatherUnroll = 2;
+constexpr int kScatterThreads = 256;
+constexpr int kScatterUnroll = 1;
 constexpr int kCappedThreads = 1024;  // one block fills a multiprocessor, so that blocks count them
 constexpr int kCappedUnroll = 4;
-constexpr BulkShape kBulk{.tile_bytes = 8192, .stages = 6, .warps = 4, .behind = 2};
+constexpr BulkShape kBulk{.tile_bytes = 8192, .stages = 3, .warps = 8, .behind = 1};
 constexpr std::uint64_t kMinBulkRowBytes = 1024;  // smaller rows cost more to start than to move
-constexpr std::uint32_t kSumBlocks = 256;         // that read one slot again
+constexpr std::uint32_t kChecksumBlocks =
+    4096;  // a warp adds to its slot once: fewer take more chunks
+constexpr int kSumThreads = 256;
+constexpr std::uint32_t kSumBlocks = 256;  // that read one slot again
 
 template <bool kScatter, bool kChecksum>
 constexpr auto* kBulkKernel = bulk_slot_copy_kernel<kScatter, kChecksum, kBulk.tile_bytes,
@@ -45,14 +51,19 @@ struct Plan {
   std::uint32_t chunk_units;
 };
 
+template <bool kScatter>
+constexpr int kThreads = kScatter ? kScatterThreads : kGatherThreads;
+template <bool kScatter>
+constexpr int kUnroll = kScatter ? kScatterUnroll : kGatherUnroll;
+
 template <typename Unit, bool kScatter, bool kChecksum>
 cudaError_t launch_copy(const SlotCopyParams& params, std::uint32_t max_sms,
                         cudaStream_t stream) noexcept {
   if (max_sms == 0)
-    // A warp adds to a slot's sums once, so with a checksum fewer warps take more chunks each.
-    return launch(slot_copy_kernel<Unit, kScatter, kChecksum, kThreads, kUnroll>,
-                  blocks_for(params.chunks, kThreads / kWarpSize, kChecksum ? 4096 : 0), 1,
-                  kThreads, 0, params, stream);
+    return launch(
+        slot_copy_kernel<Unit, kScatter, kChecksum, kThreads<kScatter>, kUnroll<kScatter>>,
+        blocks_for(params.chunks, kThreads<kScatter> / kWarpSize, kChecksum ? kChecksumBlocks : 0),
+        1, kThreads<kScatter>, 0, params, stream);
   return launch(slot_copy_kernel<Unit, kScatter, kChecksum, kCappedThreads, kCappedUnroll>,
                 blocks_for(params.chunks, kCappedThreads / kWarpSize, max_sms), 1, kCappedThreads,
                 0, params, stream);
@@ -100,7 +111,7 @@ cudaError_t launch_slots(const SlotCopyArgs& args, cudaStream_t stream) noexcept
   plan.fused_checksum = any_checksum && args.unit_bytes == 16;
   plan.chunk_units = plan.bulk           ? kBulk.tile_bytes / 16
                      : args.max_sms != 0 ? kWarpSize * kCappedUnroll
-                                         : kWarpSize * kUnroll;
+                                         : kWarpSize * kUnroll<kScatter>;
 
   // Each launch takes the next pieces, and writes or reads the marks of the next slots.
   std::uint32_t piece = 0;
@@ -133,8 +144,8 @@ cudaError_t launch_slots(const SlotCopyArgs& args, cudaStream_t stream) noexcept
       params.slots[params.slot_count++] = args.slots[slot];
     if (!plan.fused_checksum) {
       const std::uint32_t blocks = args.max_sms == 0 ? kSumBlocks : args.max_sms;
-      if (const auto error = launch(sum_slots_kernel<kThreads>, blocks, params.slot_count, kThreads,
-                                    0, params, stream);
+      if (const auto error = launch(sum_slots_kernel<kSumThreads>, blocks, params.slot_count,
+                                    kSumThreads, 0, params, stream);
           error != cudaSuccess)
         return error;
     }
@@ -149,12 +160,12 @@ cudaError_t launch_slots(const SlotCopyArgs& args, cudaStream_t stream) noexcept
 template <typename Unit>
 cudaError_t launch_pull(const PullParams& params, std::uint32_t max_sms,
                         cudaStream_t stream) noexcept {
+  constexpr std::uint64_t kPullUnits = kWarpSize * kGatherUnroll;
   if (max_sms == 0)
     return launch(
-        pull_kernel<Unit, kThreads, kUnroll>,
-        blocks_for((params.units + std::uint64_t{kWarpSize} * kUnroll - 1) / (kWarpSize * kUnroll),
-                   kThreads / kWarpSize, 0),
-        1, kThreads, 0, params, stream);
+        pull_kernel<Unit, kGatherThreads, kGatherUnroll>,
+        blocks_for((params.units + kPullUnits - 1) / kPullUnits, kGatherThreads / kWarpSize, 0), 1,
+        kGatherThreads, 0, params, stream);
   return launch(pull_kernel<Unit, kCappedThreads, kCappedUnroll>, max_sms, 1, kCappedThreads, 0,
                 params, stream);
 }

@@ -93,28 +93,6 @@ struct SlotCopyParams {
 };
 static_assert(sizeof(SlotCopyParams) <= 4096);
 
-// 16 bytes past the first-level cache, which no byte visits twice.
-__device__ inline uint4 load_once(const uint4* from) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-__device__ inline void store_once(uint4* to, uint4 value) {
-  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
-template <typename Unit>
-__device__ Unit load_once(const Unit* from) {
-  return __ldcs(from);
-}
-template <typename Unit>
-__device__ void store_once(Unit* to, Unit value) {
-  __stcs(to, value);
-}
-
 __device__ inline std::uint64_t checksum_term(std::uint64_t word, std::uint64_t index) {
   const std::uint64_t mixed = word ^ ((index + 1) * kChecksumStep);
   return (mixed & 0xffff'ffffULL) * (mixed >> 32) + (word << 32 | word >> 32);
@@ -180,7 +158,8 @@ __device__ inline std::uint32_t find_segment(const SlotCopyParams& params, std::
 }
 
 /// One warp moves 32 * kUnroll consecutive units at a time, all of them on their way before the first is
-/// stored. With no cap a warp has one such chunk, and the hardware balances them.
+/// stored. With no cap a warp has one such chunk, and the hardware balances them. Loads and stores are plain:
+/// with no-allocate or evict-first hints the same kernel is 3 % slower over 2 GiB.
 template <typename Unit, bool kScatter, bool kChecksum, int kThreads, int kUnroll>
 __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
     const __grid_constant__ SlotCopyParams params) {
@@ -208,13 +187,13 @@ __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
       if (n >= segment.units) continue;
       auto* const pool = reinterpret_cast<Unit*>(segment.pool.locate(n, sizeof(Unit)));
       auto* const slot = reinterpret_cast<Unit*>(segment.payload) + n;
-      values[k] = load_once(kScatter ? slot : pool);
+      values[k] = *(kScatter ? slot : pool);
       to[k] = kScatter ? pool : slot;
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       if (to[k] == nullptr) continue;
-      store_once(to[k], values[k]);
+      *to[k] = values[k];
       if constexpr (kChecksum)
         sum += checksum_terms(values[k],
                               segment.first_word + 2 * std::uint64_t{first + k * kWarpSize});
@@ -459,13 +438,12 @@ __global__ __launch_bounds__(kThreads) void pull_kernel(const __grid_constant__ 
     for (int k = 0; k < kUnroll; ++k) {
       const std::uint32_t n = first + k * kWarpSize;
       if (n < params.units)
-        values[k] = load_once(reinterpret_cast<const Unit*>(params.from.locate(n, sizeof(Unit))));
+        values[k] = *reinterpret_cast<const Unit*>(params.from.locate(n, sizeof(Unit)));
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       const std::uint32_t n = first + k * kWarpSize;
-      if (n < params.units)
-        store_once(reinterpret_cast<Unit*>(params.to.locate(n, sizeof(Unit))), values[k]);
+      if (n < params.units) *reinterpret_cast<Unit*>(params.to.locate(n, sizeof(Unit))) = values[k];
     }
   }
 }

@@ -9,7 +9,7 @@
 
 #include "copy/cuda/cuda_handles.hpp"
 #include "kernels/slot_copy.hpp"
-#include "support/copy_engine_conformance.hpp"
+#include "support/copy_plans.hpp"
 
 // The launchers by themselves: the pull, which no engine uses yet, and capture in a graph. What gather and
 // scatter copy is the business of the conformance suite.

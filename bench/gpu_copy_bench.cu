@@ -1,0 +1,523 @@
+// The CUDA kernels and the CUDA copy engine against what CUDA itself offers for the same bytes. Prints one
+// JSON object a line; `ratio` is ours over the baseline, which runs in turns with ours.
+//
+//   gpu_copy_bench [--quick]
+//
+// Bytes are compared first, by a kernel that shares no code with ours. Pages are random, in 64 layers.
+// Before each timed copy of either side the second-level cache is flushed.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/slot_copy.hpp"
+#include "kvshard/copy_engine.hpp"
+
+namespace {
+
+using kvshard::CopyEngine;
+using kvshard::CopyJob;
+using kvshard::FragmentBatch;
+using kvshard::FragmentShape;
+namespace kernels = kvshard::kernels;
+
+constexpr std::uint64_t kKiB = 1024;
+constexpr std::uint64_t kMiB = 1024 * kKiB;
+constexpr std::uint32_t kLayers = 64;
+constexpr std::uint64_t kFlushBytes = 256 * kMiB;
+constexpr std::uint64_t kReadBytes = 96 * kMiB;  // more than the cache holds
+
+void check(cudaError_t error, const char* call, int line) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "gpu_copy_bench.cu:%d: %s: %s\n", line, call, cudaGetErrorString(error));
+  std::exit(1);
+}
+#define CHECK_CUDA(call) check((call), #call, __LINE__)
+
+template <typename T>
+T* device_memory(std::uint64_t count) {
+  void* memory = nullptr;
+  CHECK_CUDA(cudaMalloc(&memory, count * sizeof(T)));
+  return static_cast<T*>(memory);
+}
+
+__global__ void fill_kernel(std::uint32_t* words, std::uint64_t count, std::uint32_t seed) {
+  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x;
+  for (std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x; i < count;
+       i += step) {
+    std::uint64_t x = (i + seed) * 0x9e3779b97f4a7c15ULL;
+    x ^= x >> 29;
+    words[i] = static_cast<std::uint32_t>((x * 0xbf58476d1ce4e5b9ULL) >> 32);
+  }
+}
+
+// Counts 4-byte words of the payload that differ from the pages, by plain 64-bit division.
+__global__ void compare_kernel(kernels::Fragments f, const std::byte* payload,
+                               unsigned long long* wrong) {
+  const std::uint64_t fragment = std::uint64_t{f.outer} * f.inner * f.row_bytes;
+  const std::uint64_t total = fragment * f.buffer_count * f.offset_count;
+  const std::uint64_t step = std::uint64_t{gridDim.x} * blockDim.x * 4;
+  for (std::uint64_t at = (blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x) * 4; at < total;
+       at += step) {
+    const std::uint64_t page = at / fragment % f.offset_count;
+    const std::uint64_t row = at % fragment / f.row_bytes;
+    const std::uint64_t from = f.buffers[at / fragment / f.offset_count] + f.offsets[page] +
+                               row / f.inner * f.outer_stride + row % f.inner * f.inner_stride +
+                               at % f.row_bytes;
+    if (*reinterpret_cast<const std::uint32_t*>(from) !=
+        *reinterpret_cast<const std::uint32_t*>(payload + at))
+      atomicAdd(wrong, 1ULL);
+  }
+}
+
+// As a decode step does: reads weights, all of the memory's speed.
+__global__ void read_kernel(const uint4* words, std::uint64_t count, unsigned* sink) {
+  unsigned sum = 0;
+  for (std::uint64_t i = blockIdx.x * std::uint64_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::uint64_t{gridDim.x} * blockDim.x)
+    sum += words[i].x ^ words[i].w;
+  if (sum == 0x12345678U) *sink = sum;
+}
+
+struct Times {
+  double p50_us;
+  double p99_us;
+};
+Times summarize(std::vector<double>& us) {
+  std::ranges::sort(us);
+  return {us[us.size() / 2], us[std::min(us.size() - 1, us.size() * 99 / 100)]};
+}
+
+class Bench {
+ public:
+  explicit Bench(bool quick) : quick_{quick} {
+    const std::uint64_t top = quick ? 64 * kMiB : 2048 * kMiB;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    for (cudaEvent_t& event : events_) CHECK_CUDA(cudaEventCreate(&event));
+    pool_bytes_ = top + top / 2;
+    pool_ = device_memory<std::byte>(pool_bytes_);
+    other_ = device_memory<std::byte>(pool_bytes_);
+    slot_ = device_memory<std::byte>(kvshard::slot_bytes_for(top));
+    flush_ = device_memory<std::byte>(kFlushBytes);
+    wrong_ = device_memory<unsigned long long>(1);
+    sums_ = device_memory<std::uint64_t>(kernels::kChecksumSums);
+    found_ = device_memory<kernels::SlotFound>(1);
+    CHECK_CUDA(cudaMemset(sums_, 0, kernels::kChecksumSums * 8));
+    buffers_ = device_memory<std::uint64_t>(kLayers);
+    offsets_ = device_memory<std::uint64_t>(pool_bytes_ / kLayers / kKiB);
+    to_buffers_ = device_memory<std::uint64_t>(kLayers);
+    fill(other_, pool_bytes_, 1);
+    int major = 0;
+    CHECK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    bulk_ = major >= 9;
+    if (bulk_) CHECK_CUDA(kernels::prepare_bulk_copies());
+    read_environment();
+  }
+
+  struct Case {
+    const char* bench;
+    std::string params;
+    std::uint64_t payload_bytes;
+    FragmentShape shape;
+    std::uint64_t page_bytes;  // apart in the pool
+    std::uint32_t max_sms{0};
+    bool checksum{false};
+    int repeats{15};
+  };
+
+  void slots(const Case& c) {
+    for (const bool scatter : {false, true}) {
+      const std::uint64_t bytes = lay_out(c);
+      const kernels::SlotPiece piece{fragments_, 0, 0};
+      const kernels::Slot slot{slot_, 1, 2, 3, bytes, c.checksum ? sums_ : nullptr, found_};
+      const kernels::SlotCopyArgs args{&piece, 1, &slot, 1, 16, c.max_sms, bulk_};
+      const auto ours = [&] {
+        CHECK_CUDA(scatter ? kernels::launch_scatter(args, stream_)
+                           : kernels::launch_gather(args, stream_));
+      };
+      fill(slot_, kvshard::slot_bytes_for(bytes), 5);
+      ours();
+      const bool verified = same(fragments_, slot_ + kernels::kHeaderBytes);
+      std::byte* const payload = slot_ + kernels::kHeaderBytes;
+      const auto baseline = [&] {
+        copy(scatter ? other_ : payload, scatter ? payload : other_, bytes);
+      };
+      report(c, scatter ? "scatter" : "gather", bytes, verified, ours, "cudaMemcpyAsync D2D",
+             baseline);
+    }
+  }
+
+  void pull(const Case& c) {
+    const std::uint64_t bytes = lay_out(c);
+    kernels::Fragments to = fragments_;
+    to.buffers = to_buffers_;
+    const kernels::PullArgs args{fragments_, to, 16, c.max_sms};
+    const auto ours = [&] { CHECK_CUDA(kernels::launch_pull(args, stream_)); };
+    ours();
+    const kernels::SlotPiece piece{fragments_, 0, 0};
+    const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
+    const kernels::SlotCopyArgs gather{&piece, 1, &slot, 1, 16, 0, bulk_};
+    CHECK_CUDA(kernels::launch_gather(gather, stream_));
+    const bool verified = same(to, slot_ + kernels::kHeaderBytes);
+    report(c, "pull", bytes, verified, ours, "cudaMemcpyAsync D2D",
+           [&] { copy(slot_, other_, bytes); });
+  }
+
+  // One copy a page, as without kernels of our own.
+  void per_page(const Case& c) {
+    const std::uint64_t bytes = lay_out(c);
+    const kernels::SlotPiece piece{fragments_, 0, 0};
+    const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
+    const kernels::SlotCopyArgs args{&piece, 1, &slot, 1, 16, 0, bulk_};
+    const auto ours = [&] { CHECK_CUDA(kernels::launch_gather(args, stream_)); };
+    ours();
+    const bool verified = same(fragments_, slot_ + kernels::kHeaderBytes);
+    std::vector<const void*> from;
+    std::vector<void*> to;
+    for (const std::uint64_t buffer : host_buffers_)
+      for (const std::uint64_t offset : host_offsets_) {
+        to.push_back(slot_ + kernels::kHeaderBytes + from.size() * c.shape.row_bytes);
+        from.push_back(reinterpret_cast<const void*>(buffer + offset));
+      }
+    report(c, "gather", bytes, verified, ours, "cudaMemcpyAsync per page", [&] {
+      for (std::size_t i = 0; i < from.size(); ++i) copy(to[i], from[i], c.shape.row_bytes);
+    });
+#if CUDART_VERSION >= 13000
+    std::vector<std::size_t> sizes(from.size(), c.shape.row_bytes);
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+    report(c, "gather", bytes, verified, ours, "cudaMemcpyBatchAsync", [&] {
+      CHECK_CUDA(cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), sizes.size(),
+                                      &attributes, &first, 1, stream_));
+    });
+#endif
+  }
+
+  // From submit() to copy_done(), by polling: one job alone, and 24 at once, each of one page in each layer.
+  void engine_latency() {
+    for (const int jobs : {1, 24}) {
+      const Case c{"engine", "", 0, {.row_bytes = 16 * kKiB}, 16 * kKiB};
+      lay_out({.bench = "",
+               .params = "",
+               .payload_bytes = 64 * kMiB,
+               .shape = c.shape,
+               .page_bytes = c.page_bytes});
+      auto engine = kvshard::make_copy_engine({.memory = kvshard::MemoryKind::cuda});
+      if (!engine.ok()) {
+        std::fprintf(stderr, "no engine: %s\n", engine.error().message.c_str());
+        std::exit(1);
+      }
+      struct Listener final : kvshard::CopyListener {
+        void copy_done(kvshard::Status status) noexcept override { ok = ok && status.ok(); }
+        bool ok{true};
+      } listener;
+      std::vector<std::byte*> buffers;
+      for (const std::uint64_t buffer : host_buffers_)
+        buffers.push_back(reinterpret_cast<std::byte*>(buffer));
+      const FragmentBatch batch{buffers, std::span{host_offsets_}.first(1), c.shape};
+      const std::uint64_t stride = (kvshard::slot_bytes_for(batch.bytes()) + 255) / 256 * 256;
+      const auto round = [&] {
+        for (int i = 0; i < jobs; ++i) {
+          CopyJob job;
+          job.batches = {&batch, 1};
+          job.slot = slot_ + static_cast<std::uint64_t>(i) * stride;
+          job.stamp.payload_bytes = batch.bytes();
+          listener.ok = listener.ok && (*engine)->submit(job, listener).ok();
+        }
+        while ((*engine)->in_flight() != 0) (*engine)->progress();
+      };
+      for (int i = 0; i < 50; ++i) round();
+      std::vector<double> us;
+      for (int i = 0; i < 2000; ++i) {
+        const auto begin = std::chrono::steady_clock::now();
+        round();
+        us.push_back(
+            std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+                .count());
+      }
+      const Times times = summarize(us);
+      std::printf(
+          "{\"bench\":\"engine_latency\",\"params\":\"jobs=%d, 64 fragments of 16 KiB "
+          "each\",\"bytes\":%llu,"
+          "\"iterations\":2000,\"p50_ns\":%.0f,\"p99_ns\":%.0f,\"verified\":%s,%s}\n",
+          jobs, static_cast<unsigned long long>(batch.bytes() * static_cast<std::uint64_t>(jobs)),
+          times.p50_us * 1000, times.p99_us * 1000, listener.ok ? "true" : "false", env_.c_str());
+    }
+  }
+
+  // How much slower a memory-bound kernel loop is while gathers run beside it.
+  void beside_decode() {
+    cudaStream_t decode = nullptr;
+    CHECK_CUDA(cudaStreamCreateWithFlags(&decode, cudaStreamNonBlocking));
+    lay_out({.bench = "",
+             .params = "",
+             .payload_bytes = 64 * kMiB,
+             .shape = {.row_bytes = 16 * kKiB},
+             .page_bytes = 16 * kKiB});
+    const kernels::SlotPiece piece{fragments_, 0, 0};
+    const std::uint64_t bytes = std::uint64_t{fragments_.offset_count} * kLayers * 16 * kKiB;
+    const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
+    cudaEvent_t gathered[2];
+    for (cudaEvent_t& event : gathered) CHECK_CUDA(cudaEventCreate(&event));
+    double alone = 0;
+    for (const int max_sms : {-1, 0, 1, 2, 8}) {
+      std::vector<double> us;
+      double gather_gb = 0;
+      for (int repeat = 0; repeat < 7; ++repeat) {
+        constexpr int kSteps = 20;
+        const int gathers = max_sms < 0 ? 0 : max_sms == 0 ? 60 : 4 * max_sms;
+        const kernels::SlotCopyArgs args{
+            &piece, 1, &slot, 1, 16, static_cast<std::uint32_t>(std::max(0, max_sms)), bulk_};
+        CHECK_CUDA(cudaEventRecord(gathered[0], stream_));
+        for (int i = 0; i < gathers; ++i) CHECK_CUDA(kernels::launch_gather(args, stream_));
+        CHECK_CUDA(cudaEventRecord(gathered[1], stream_));
+        CHECK_CUDA(cudaEventRecord(events_[0], decode));
+        for (int i = 0; i < kSteps; ++i)
+          read_kernel<<<132 * 8, 256, 0, decode>>>(reinterpret_cast<const uint4*>(other_),
+                                                   kReadBytes / 16,
+                                                   reinterpret_cast<unsigned*>(wrong_));
+        CHECK_CUDA(cudaEventRecord(events_[1], decode));
+        CHECK_CUDA(cudaDeviceSynchronize());
+        us.push_back(elapsed_us(events_[0], events_[1]) / kSteps);
+        if (gathers > 0)
+          gather_gb =
+              static_cast<double>(bytes) * gathers / elapsed_us(gathered[0], gathered[1]) / 1000;
+      }
+      const Times times = summarize(us);
+      if (max_sms < 0) alone = times.p50_us;
+      std::printf(
+          "{\"bench\":\"decode_beside_gather\",\"params\":\"%s\",\"bytes\":%llu,\"iterations\":7,"
+          "\"p50_ns\":%.0f,"
+          "\"p99_ns\":%.0f,\"gather_gb_per_s\":%.1f,\"baseline\":\"no "
+          "gather\",\"ratio\":%.3f,%s}\n",
+          max_sms < 0    ? "alone"
+          : max_sms == 0 ? "no cap"
+                         : ("cap=" + std::to_string(max_sms)).c_str(),
+          static_cast<unsigned long long>(kReadBytes), times.p50_us * 1000, times.p99_us * 1000,
+          gather_gb, times.p50_us / alone, env_.c_str());
+    }
+  }
+
+  [[nodiscard]] bool all_verified() const {
+    return all_verified_;
+  }
+
+ private:
+  static double elapsed_us(cudaEvent_t begin, cudaEvent_t end) {
+    float ms = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    return static_cast<double>(ms) * 1000;
+  }
+  void fill(std::byte* memory, std::uint64_t bytes, std::uint32_t seed) {
+    fill_kernel<<<2048, 256, 0, stream_>>>(reinterpret_cast<std::uint32_t*>(memory), bytes / 4,
+                                           seed);
+    CHECK_CUDA(cudaGetLastError());
+  }
+  void copy(void* to, const void* from, std::uint64_t bytes) {
+    CHECK_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_));
+  }
+  bool same(const kernels::Fragments& f, const std::byte* payload) {
+    unsigned long long wrong = 1;
+    CHECK_CUDA(cudaMemsetAsync(wrong_, 0, sizeof wrong, stream_));
+    compare_kernel<<<2048, 256, 0, stream_>>>(f, payload, wrong_);
+    CHECK_CUDA(cudaMemcpyAsync(&wrong, wrong_, sizeof wrong, cudaMemcpyDeviceToHost, stream_));
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+    all_verified_ = all_verified_ && wrong == 0;
+    return wrong == 0;
+  }
+
+  // Random pages that hold the case's payload, in a pool half as large again; returns the bytes.
+  std::uint64_t lay_out(const Case& c) {
+    const std::uint64_t fragment = c.shape.bytes();
+    const std::uint64_t pages = c.payload_bytes / kLayers / fragment;
+    const std::uint64_t pool_pages = pool_bytes_ / kLayers / c.page_bytes;
+    const std::uint64_t spread = std::min(pool_pages, pages + pages / 2 + 1);
+    host_offsets_.resize(spread);
+    std::iota(host_offsets_.begin(), host_offsets_.end(), std::uint64_t{0});
+    std::mt19937_64 random{1};
+    std::ranges::shuffle(host_offsets_, random);
+    host_offsets_.resize(std::min(pages, spread));
+    for (std::uint64_t& offset : host_offsets_) offset *= c.page_bytes;
+    host_buffers_.clear();
+    std::vector<std::uint64_t> to_buffers;
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      host_buffers_.push_back(reinterpret_cast<std::uintptr_t>(pool_) +
+                              layer * spread * c.page_bytes);
+      to_buffers.push_back(reinterpret_cast<std::uintptr_t>(other_) +
+                           layer * spread * c.page_bytes);
+    }
+    fill(pool_, pool_bytes_, 3);
+    CHECK_CUDA(cudaMemcpyAsync(buffers_, host_buffers_.data(), kLayers * 8, cudaMemcpyHostToDevice,
+                               stream_));
+    CHECK_CUDA(cudaMemcpyAsync(to_buffers_, to_buffers.data(), kLayers * 8, cudaMemcpyHostToDevice,
+                               stream_));
+    CHECK_CUDA(cudaMemcpyAsync(offsets_, host_offsets_.data(), host_offsets_.size() * 8,
+                               cudaMemcpyHostToDevice, stream_));
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+    fragments_ = {buffers_,
+                  offsets_,
+                  kLayers,
+                  static_cast<std::uint32_t>(host_offsets_.size()),
+                  c.shape.outer,
+                  c.shape.inner,
+                  c.shape.outer_stride,
+                  c.shape.inner_stride,
+                  c.shape.row_bytes};
+    return kLayers * host_offsets_.size() * fragment;
+  }
+
+  double timed(const std::function<void()>& work) {
+    CHECK_CUDA(cudaMemsetAsync(flush_, 0x5a, kFlushBytes, stream_));
+    CHECK_CUDA(cudaEventRecord(events_[0], stream_));
+    work();
+    CHECK_CUDA(cudaEventRecord(events_[1], stream_));
+    CHECK_CUDA(cudaStreamSynchronize(stream_));
+    return elapsed_us(events_[0], events_[1]);
+  }
+
+  void report(const Case& c, const char* what, std::uint64_t bytes, bool verified,
+              const std::function<void()>& ours, const char* baseline_name,
+              const std::function<void()>& baseline) {
+    std::vector<double> us;
+    std::vector<double> baseline_us;
+    const int repeats = quick_ ? 3 : c.repeats;
+    for (int i = 0; i < repeats; ++i) {
+      us.push_back(timed(ours));
+      baseline_us.push_back(timed(baseline));
+    }
+    const Times mine = summarize(us);
+    const Times theirs = summarize(baseline_us);
+    const double bytes_per_second = static_cast<double>(bytes) / mine.p50_us * 1e6;
+    std::printf(
+        "{\"bench\":\"%s_%s\",\"params\":\"%s\",\"bytes\":%llu,\"iterations\":%d,\"p50_ns\":%.0f,"
+        "\"p99_ns\":%.0f,\"bytes_per_second\":%.4g,\"gb_per_s_per_sm\":%.1f,\"baseline\":\"%s\","
+        "\"baseline_p50_ns\":%.0f,\"ratio\":%.4f,\"verified\":%s,%s}\n",
+        c.bench, what, c.params.c_str(), static_cast<unsigned long long>(bytes), repeats,
+        mine.p50_us * 1000, mine.p99_us * 1000, bytes_per_second,
+        c.max_sms == 0 ? 0 : bytes_per_second / 1e9 / c.max_sms, baseline_name,
+        theirs.p50_us * 1000, theirs.p50_us / mine.p50_us, verified ? "true" : "false",
+        env_.c_str());
+    std::fflush(stdout);
+  }
+
+  void read_environment() {
+    cudaDeviceProp device{};
+    int driver = 0;
+    CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
+    CHECK_CUDA(cudaDriverGetVersion(&driver));
+    const char* const commit = std::getenv("KVSHARD_COMMIT");
+    char text[512];
+    std::snprintf(
+        text, sizeof text,
+        "\"env\":{\"commit\":\"%s\",\"compiler\":\"nvcc %d.%d\",\"cuda\":%d,\"driver\":%d,"
+        "\"gpu\":\"%s\",\"sms\":%d}",
+        commit != nullptr ? commit : "unknown", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,
+        CUDART_VERSION, driver, device.name, device.multiProcessorCount);
+    env_ = text;
+  }
+
+  bool quick_;
+  bool bulk_{false};
+  bool all_verified_{true};
+  std::string env_;
+  cudaStream_t stream_{nullptr};
+  cudaEvent_t events_[2]{};
+  std::uint64_t pool_bytes_{0};
+  std::byte* pool_{nullptr};
+  std::byte* other_{nullptr};
+  std::byte* slot_{nullptr};
+  std::byte* flush_{nullptr};
+  unsigned long long* wrong_{nullptr};
+  std::uint64_t* sums_{nullptr};
+  kernels::SlotFound* found_{nullptr};
+  std::uint64_t* buffers_{nullptr};
+  std::uint64_t* to_buffers_{nullptr};
+  std::uint64_t* offsets_{nullptr};
+  std::vector<std::uint64_t> host_buffers_;
+  std::vector<std::uint64_t> host_offsets_;
+  kernels::Fragments fragments_{};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool quick = argc > 1 && std::strcmp(argv[1], "--quick") == 0;
+  Bench bench{quick};
+  const std::vector<std::uint64_t> sizes =
+      quick ? std::vector{32 * kMiB} : std::vector{2048 * kMiB, 64 * kMiB};
+  const auto named = [](std::uint64_t bytes, std::uint64_t fragment) {
+    return "payload=" + std::to_string(bytes / kMiB) +
+           " MiB, fragment=" + std::to_string(fragment) + " B";
+  };
+  for (const std::uint64_t bytes : sizes)
+    for (const std::uint64_t fragment : {1 * kKiB, 2 * kKiB, 4 * kKiB, 16 * kKiB, 72 * kKiB}) {
+      const int repeats = bytes > 100 * kMiB ? 11 : 31;
+      bench.slots({"slot",
+                   named(bytes, fragment),
+                   bytes,
+                   {.row_bytes = fragment},
+                   fragment,
+                   0,
+                   false,
+                   repeats});
+      if (fragment >= 4 * kKiB)
+        bench.pull({"page",
+                    named(bytes, fragment),
+                    bytes,
+                    {.row_bytes = fragment},
+                    fragment,
+                    0,
+                    false,
+                    repeats});
+    }
+  for (const std::uint64_t bytes : sizes)
+    bench.slots(
+        {"checksum", named(bytes, 16 * kKiB), bytes, {.row_bytes = 16 * kKiB}, 16 * kKiB, 0, true});
+  // One of 8 heads of Llama-3 70B pages of 16 tokens, as decode ranks of TP 8 take them from TP 1.
+  for (const std::uint64_t bytes : sizes)
+    bench.slots({"head_slice",
+                 "llama-3 70b tp1 to tp8, 16 tokens, rows of 256 B",
+                 bytes / 4,
+                 {.outer = 16, .outer_stride = 2048, .row_bytes = 256},
+                 32 * kKiB});
+  for (const std::uint32_t sms : {1U, 2U, 4U, 8U, 16U})
+    for (const std::uint64_t fragment : {4 * kKiB, 16 * kKiB, 72 * kKiB}) {
+      const std::uint64_t bytes = sms * 32 * kMiB;
+      const std::string params = named(bytes, fragment) + ", sms=" + std::to_string(sms);
+      bench.slots({"capped", params, bytes, {.row_bytes = fragment}, fragment, sms, false, 5});
+      if (sms == 2 && fragment == 16 * kKiB)
+        bench.slots(
+            {"capped_checksum", params, bytes, {.row_bytes = fragment}, fragment, sms, true, 5});
+    }
+  // Pages of real models: bytes of one page, one layer and one of K and V (MLA: both).
+  const std::pair<const char*, std::uint64_t> models[] = {
+      {"llama-3 70b tp1, 16 tokens", 32 * kKiB},  {"llama-3 70b tp8, 16 tokens", 4 * kKiB},
+      {"llama-3 70b tp8, 64 tokens", 16 * kKiB},  {"deepseek mla, 16 tokens", 18 * kKiB},
+      {"deepseek mla, 64 tokens", 72 * kKiB},     {"qwen3-30b-a3b tp1, 16 tokens", 16 * kKiB},
+      {"qwen3-30b-a3b tp1, 64 tokens", 64 * kKiB}};
+  for (const auto& [name, page] : models)
+    bench.per_page({"model",
+                    std::string{name} + ", 64 MiB",
+                    64 * kMiB,
+                    {.row_bytes = page},
+                    page,
+                    0,
+                    false,
+                    3});
+  bench.engine_latency();
+  bench.beside_decode();
+  return bench.all_verified() ? 0 : 1;
+}
