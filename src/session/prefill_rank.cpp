@@ -119,7 +119,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
       bool released;
     };
     std::vector<SentPiece> pieces;
-    std::uint32_t slots{0};  // gathering or exposed
+    std::size_t announced{0};  // of them
+    std::uint32_t slots{0};    // gathering or exposed
     std::uint32_t gathering{0};
     std::uint32_t unreleased{0};
     bool last_sent{false};
@@ -197,6 +198,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   [[nodiscard]] std::size_t share() const noexcept;
   void unpark(Peer& peer);
   void slot_gathered(std::uint32_t index, Status status) noexcept override;
+  void announce(Lease& lease);
   void free_slot(SlotTable::Slot& slot);
 
   void sweep();
@@ -243,6 +245,9 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::unordered_map<RoomId, Ended> ended_;  // for late PULLs
   std::deque<std::pair<std::uint64_t, RoomId>> ended_order_;
   std::uint64_t ended_count_{0};
+  std::unordered_map<RoomId, std::uint32_t>
+      given_up_;  // pulls aborted before their room was opened
+  std::deque<RoomId> given_up_order_;
   std::size_t welcomed_{0};              // of peers_
   std::deque<std::uint64_t> run_queue_;  // leases with work, each at most once
   std::uint64_t next_peer_{1};
@@ -603,6 +608,12 @@ void PrefillRank::Impl::open_room(RoomId id, std::uint32_t pullers) {
   room = std::make_unique<Room>();
   room->id = id;
   room->unclaimed = pullers;
+  if (const auto given_up = given_up_.extract(id)) {
+    room->unclaimed -= std::min(pullers, given_up.mapped());
+    room->status = Error{ErrorCode::cancelled,
+                         fmt::format("{} of {} pullers gave up before the room was opened",
+                                     given_up.mapped(), pullers)};
+  }
   counters::add(stats_.rooms_opened);
   counters::add(stats_.rooms);
   if (const auto waiting = waiting_.extract(id)) {
@@ -614,6 +625,8 @@ void PrefillRank::Impl::open_room(RoomId id, std::uint32_t pullers) {
     }
     pump();
   }
+  if (const auto opened = rooms_.find(id); opened != rooms_.end())
+    end_room_if_idle(*opened->second);
 }
 
 void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk, std::optional<std::uint32_t> length,
@@ -738,7 +751,7 @@ void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
     for (SlotTable::Slot& slot : *slots_) {
       if (slot.lease != lease.id) continue;
       slot.lease = 0;
-      if (slot.state == SlotTable::State::exposed) free_slot(slot);
+      if (slot.state != SlotTable::State::gathering) free_slot(slot);
     }
     lease.peer->slots -= lease.slots;
   }
@@ -916,16 +929,26 @@ void PrefillRank::Impl::slot_gathered(std::uint32_t index, Status status) noexce
   Lease& lease = *leases_.at(slot.lease);
   --lease.gathering;
   if (!status) {
-    slot.state = SlotTable::State::exposed;  // so that ending the lease frees it
+    slot.state = SlotTable::State::gathered;  // so that ending the lease frees it
     end_lease(lease, std::move(status), Tell::yes);
     return pump();
   }
-  slot.state = SlotTable::State::exposed;
-  slot.exposed_at = now();
-  counters::add(stats_.pieces_sent);
-  counters::add(stats_.bytes_sent, slot.ready.payload_bytes);
-  (void)lease.peer->connection->send(slot.ready);
+  slot.state = SlotTable::State::gathered;
+  announce(lease);
   finish_if_drained(lease);
+}
+
+// Exposes what is gathered, in the order of the pieces, whatever the order in which gathers end.
+void PrefillRank::Impl::announce(Lease& lease) {
+  for (; lease.announced < lease.pieces.size(); ++lease.announced) {
+    SlotTable::Slot& slot = (*slots_)[lease.pieces[lease.announced].slot];
+    if (slot.state != SlotTable::State::gathered) return;
+    slot.state = SlotTable::State::exposed;
+    slot.exposed_at = now();
+    counters::add(stats_.pieces_sent);
+    counters::add(stats_.bytes_sent, slot.ready.payload_bytes);
+    (void)lease.peer->connection->send(slot.ready);
+  }
 }
 
 void PrefillRank::Impl::free_slot(SlotTable::Slot& slot) {
@@ -1004,7 +1027,15 @@ void PrefillRank::Impl::on_abort(Peer& peer, wire::Abort& abort) {
     end_lease(*leases_.at(found->second), std::move(abort.error), Tell::no);
     return pump();
   }
-  if (peer.waiting.contains(abort.pull)) return stop_waiting(peer, abort.pull);
+  if (const auto found = peer.waiting.find(abort.pull); found != peer.waiting.end()) {
+    // The room need not wait for this puller when it is opened.
+    if (++given_up_[found->second] == 1) given_up_order_.push_back(found->second);
+    if (given_up_order_.size() > kMaxEndedRooms) {
+      given_up_.erase(given_up_order_.front());
+      given_up_order_.pop_front();
+    }
+    return stop_waiting(peer, abort.pull);
+  }
   counters::add(stats_.late_messages);
 }
 

@@ -11,14 +11,14 @@
 
 namespace kvshard {
 
-/// A prefill rank's staging slots: free > gathering > exposed > free. The generation rises whenever a
+/// A prefill rank's staging slots: free > gathering > gathered > exposed > free. The generation rises whenever a
 /// slot is given out, so that whoever still reads an older one can be told apart.
 ///
 /// Slots in use are released by their owner; a slot whose gather still runs when its lease ends becomes
 /// free only after the gather.
 class SlotTable {
  public:
-  enum class State : std::uint8_t { free, gathering, exposed };
+  enum class State : std::uint8_t { free, gathering, gathered, exposed };
 
   /// Hears the end of a slot's gather.
   class Owner {

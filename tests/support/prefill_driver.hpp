@@ -134,9 +134,10 @@ class ChildPrefill final : public PrefillDriver {
       ::_exit(0);
     }
     child.reset();
-    std::istringstream reply{call("member")};
-    reply >> member_.shard_rank >> member_.host >> member_.port >> member_.incarnation;
+    ask_member();
   }
+  /// A rank that another process started and will reap; it runs serve() at the other end of `socket`.
+  ChildPrefill(pid_t pid, UniqueFd socket) : pid_{pid}, socket_{std::move(socket)} { ask_member(); }
   ~ChildPrefill() override {
     // Later children hold copies of our end of the socket, so closing it would not be seen.
     (void)::send(socket_.get(), "quit", 4, MSG_NOSIGNAL);
@@ -184,57 +185,7 @@ class ChildPrefill final : public PrefillDriver {
     return stats;
   }
 
-  [[nodiscard]] pid_t pid() const { return pid_; }
-  void kill(int signal) {
-    ::kill(pid_, signal);
-    if (signal == SIGKILL) {
-      ::waitpid(pid_, nullptr, 0);
-      pid_ = -1;
-    }
-  }
-
- private:
-  static std::string list(const std::vector<LogicalPage>& pages) {
-    std::ostringstream text;
-    text << pages.size();
-    for (const LogicalPage page : pages) text << ' ' << index(page);
-    return text.str();
-  }
-  static std::vector<LogicalPage> read_list(std::istream& in) {
-    std::size_t count = 0;
-    in >> count;
-    std::vector<LogicalPage> pages(count);
-    for (LogicalPage& page : pages) {
-      std::uint32_t number = 0;
-      in >> number;
-      page = LogicalPage{number};
-    }
-    return pages;
-  }
-  static std::string text_of(const Status& status) {
-    return status ? "0"
-                  : std::to_string(static_cast<int>(status.error().code)) + ' ' +
-                        status.error().message;
-  }
-  static Status status(const std::string& reply) {
-    std::istringstream in{reply};
-    int code = 0;
-    std::string message;
-    in >> code;
-    std::getline(in >> std::ws, message);
-    if (code == 0) return {};
-    return Error{static_cast<ErrorCode>(code), message};
-  }
-
-  std::string call(const std::string& request) {
-    std::vector<char> reply(1U << 18);
-    if (::send(socket_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0)
-      return "4 child is gone";
-    const auto got = ::recv(socket_.get(), reply.data(), reply.size(), 0);
-    if (got <= 0) return "4 child is gone";
-    return {reply.data(), static_cast<std::size_t>(got)};
-  }
-
+  /// The child's side, until it is told to quit.
   static void serve(const PrefillSetup& setup, int socket) {
     LocalPrefill local{setup};
     std::vector<char> buffer(1U << 18);
@@ -292,6 +243,61 @@ class ChildPrefill final : public PrefillDriver {
       const std::string text = reply.str();
       (void)::send(socket, text.data(), text.size(), MSG_NOSIGNAL);
     }
+  }
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  void kill(int signal) {
+    ::kill(pid_, signal);
+    if (signal == SIGKILL) {
+      ::waitpid(pid_, nullptr, 0);
+      pid_ = -1;
+    }
+  }
+
+ private:
+  void ask_member() {
+    std::istringstream reply{call("member")};
+    reply >> member_.shard_rank >> member_.host >> member_.port >> member_.incarnation;
+  }
+  static std::string list(const std::vector<LogicalPage>& pages) {
+    std::ostringstream text;
+    text << pages.size();
+    for (const LogicalPage page : pages) text << ' ' << index(page);
+    return text.str();
+  }
+  static std::vector<LogicalPage> read_list(std::istream& in) {
+    std::size_t count = 0;
+    in >> count;
+    std::vector<LogicalPage> pages(count);
+    for (LogicalPage& page : pages) {
+      std::uint32_t number = 0;
+      in >> number;
+      page = LogicalPage{number};
+    }
+    return pages;
+  }
+  static std::string text_of(const Status& status) {
+    return status ? "0"
+                  : std::to_string(static_cast<int>(status.error().code)) + ' ' +
+                        status.error().message;
+  }
+  static Status status(const std::string& reply) {
+    std::istringstream in{reply};
+    int code = 0;
+    std::string message;
+    in >> code;
+    std::getline(in >> std::ws, message);
+    if (code == 0) return {};
+    return Error{static_cast<ErrorCode>(code), message};
+  }
+
+  std::string call(const std::string& request) {
+    std::vector<char> reply(1U << 18);
+    if (::send(socket_.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0)
+      return "4 child is gone";
+    const auto got = ::recv(socket_.get(), reply.data(), reply.size(), 0);
+    if (got <= 0) return "4 child is gone";
+    return {reply.data(), static_cast<std::size_t>(got)};
   }
 
   pid_t pid_{-1};
