@@ -39,7 +39,7 @@ if command -v nvcc > /dev/null; then
   cmake --preset cuda > /dev/null
   # Its other tests are those of the release build.
   mapfile -t targets < <(ninja -C build/cuda -t targets all |
-    sed -nE 's/^([a-z0-9_-]*(cuda|gpu|kernel)[a-z0-9_-]*(test|bench)): phony.*/\1/p' | sort -u)
+    sed -nE '/^cmake_/d; s/^([a-z0-9_-]*(cuda|gpu|kernel)[a-z0-9_-]*(test|bench)): phony.*/\1/p' | sort -u)
   build cuda kvshard "${targets[@]}"
   echo "== cuda: compiled the library and ${#targets[@]} programs (${targets[*]}); run them where a GPU is"
 else

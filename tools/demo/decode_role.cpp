@@ -4,6 +4,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "demo/device_pool.hpp"
 #include "demo/rank_setup.hpp"
 #include "demo/roles.hpp"
 #include "kvshard/decode_rank.hpp"
@@ -30,7 +31,11 @@ class DecodeEngine {
     KVSHARD_TRY(made->layout_, PageLayout::create(options.shard_size, options.page_size));
     KVSHARD_TRY(auto backends, make_backends(options));
     DecodeOptions rank;
-    rank.pool = made->pool_.describe(made->model_.id());
+    if (options.memory == "cuda") {
+      KVSHARD_TRY(made->device_, DevicePool::create(made->pool_));
+    }
+    rank.pool = made->device_ ? made->device_->describe(made->model_.id())
+                              : made->pool_.describe(made->model_.id());
     KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(rank), std::move(backends.transport),
                                                 std::move(backends.engine)));
     KVSHARD_TRY(auto registry, make_http_registry(options.registry));
@@ -112,6 +117,10 @@ class DecodeEngine {
       return Error{ErrorCode::data_loss, "the first token's logits did not come"};
     std::memcpy(logits.data(), event.side_data[0].bytes.data(), event.side_data[0].bytes.size());
     first_token_ = std::chrono::steady_clock::now();
+    if (device_) {
+      const std::size_t prompt_pages = layout_->pages_for(request.prompt_tokens);
+      KVSHARD_TRY(device_->download(std::span{request.pages}.first(prompt_pages)));
+    }
     if (request.damage) {
       for (float& value :
            pool_.page(0, request.pages[request.prompt_tokens / layout_->page_size() / 2]))
@@ -123,6 +132,7 @@ class DecodeEngine {
 
   tiny_llm::Model model_;
   tiny_llm::KvPool pool_;
+  std::unique_ptr<DevicePool> device_;  // with --memory cuda
   std::optional<PageLayout> layout_;
   std::vector<LocalPage> free_pages_;
   std::unique_ptr<DecodeRank> rank_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "demo/device_pool.hpp"
 #include "demo/rank_setup.hpp"
 #include "demo/roles.hpp"
 #include "kvshard/page_allocator.hpp"
@@ -33,7 +34,11 @@ class PrefillEngine {
     rank.epoch = options.epoch;
     rank.shard_rank = options.shard_rank;
     rank.shard_size = options.shard_size;
-    rank.pool = made->pool_.describe(made->model_.id());
+    if (options.memory == "cuda") {
+      KVSHARD_TRY(made->device_, DevicePool::create(made->pool_));
+    }
+    rank.pool = made->device_ ? made->device_->describe(made->model_.id())
+                              : made->pool_.describe(made->model_.id());
     KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport),
                                                  std::move(backends.engine)));
     KVSHARD_TRY(made->registry_, make_http_registry(options.registry));
@@ -59,6 +64,8 @@ class PrefillEngine {
       done += take;
       const bool last = done == prompt.size();
       const std::size_t whole = last ? pages.size() : done / layout_.page_size();
+      if (device_)
+        KVSHARD_TRY(upload_owned(std::span{pages}.subspan(published, whole - published)));
       Chunk chunk{.pages = std::span{pages}.subspan(published, whole - published),
                   .first_position = static_cast<std::uint32_t>(published),
                   .last = last};
@@ -78,6 +85,15 @@ class PrefillEngine {
   PrefillRank& rank() { return *rank_; }
 
  private:
+  Status upload_owned(std::span<const LogicalPage> pages) {
+    std::vector<LocalPage> owned;
+    for (const LogicalPage page : pages) {
+      const Placement place = layout_.place(page);
+      if (place.rank == options_.shard_rank) owned.push_back(place.page);
+    }
+    return device_->upload(owned);
+  }
+
   PrefillEngine(const RoleOptions& options, tiny_llm::Model model, tiny_llm::KvPool pool,
                 const PageLayout& layout, PageAllocator allocator)
       : options_{options},
@@ -89,6 +105,7 @@ class PrefillEngine {
   RoleOptions options_;
   tiny_llm::Model model_;
   tiny_llm::KvPool pool_;
+  std::unique_ptr<DevicePool> device_;  // with --memory cuda
   PageLayout layout_;
   PageAllocator allocator_;
   std::unordered_map<RoomId, std::vector<LogicalPage>> chains_;

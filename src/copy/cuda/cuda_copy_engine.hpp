@@ -35,6 +35,7 @@ class CudaCopyEngine final : public CopyEngine {
   CudaCopyEngine& operator=(const CudaCopyEngine&) = delete;
 
   [[nodiscard]] MemoryKind memory_kind() const noexcept override { return MemoryKind::cuda; }
+  [[nodiscard]] int device() const noexcept override { return device_; }
   Status submit(const CopyJob& job, CopyListener& listener) override;
   std::size_t progress() noexcept override;
   [[nodiscard]] std::size_t in_flight() const noexcept override { return in_flight_; }
