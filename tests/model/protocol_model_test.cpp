@@ -19,6 +19,9 @@ struct Removal {
   bool Guards::*guard;
   const char* law;
 };
+void PrintTo(const Removal& removal, std::ostream* out) {
+  *out << removal.name;
+}
 class GuardTest : public ::testing::TestWithParam<Removal> {};
 
 TEST_P(GuardTest, IsNeeded) {

@@ -242,6 +242,7 @@ void strike_at(Stage stage, Pace pace, Zygote& zygote, bool all, int signal,
   ASSERT_FALSE(event->status.ok());
   EXPECT_EQ(event->status.error().code, ErrorCode::unavailable) << event->status.error().message;
   EXPECT_LT(took, limit) << event->status.error().message;
+  ::testing::Test::RecordProperty("noticed_after_ms", static_cast<int>(took.count()));
 
   if (faults) faults->release();
   ASSERT_TRUE(other.ranks[0]->publish({.room = RoomId{50}, .pages = kept_from, .last = true}).ok());

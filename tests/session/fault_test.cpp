@@ -809,5 +809,75 @@ TEST(FaultTest, ShutdownWithWorkInFlightIsBoundedAndEndsEverything) {
   }
 }
 
+// A transport that keeps what it was given, also when its endpoint is closed.
+class StubbornTransport final : public Transport {
+ public:
+  explicit StubbornTransport(std::unique_ptr<Transport> inner) : inner_{std::move(inner)} {}
+  [[nodiscard]] std::string_view kind() const noexcept override { return inner_->kind(); }
+  [[nodiscard]] std::span<const std::byte> address() const noexcept override {
+    return inner_->address();
+  }
+  Result<std::unique_ptr<RegisteredMemory>> register_memory(std::span<std::byte> bytes,
+                                                            MemoryKind memory) override {
+    return inner_->register_memory(bytes, memory);
+  }
+  Status serve(const RegisteredMemory& memory) override { return inner_->serve(memory); }
+  Result<std::unique_ptr<Endpoint>> connect(std::span<const std::byte> address,
+                                            std::span<const std::byte> packed,
+                                            EndpointListener& listener) override {
+    auto endpoint = inner_->connect(address, packed, listener);
+    if (!endpoint) return std::move(endpoint).error();
+    return std::make_unique<StubbornEndpoint>(std::move(endpoint).value());
+  }
+  std::size_t progress() noexcept override { return inner_->progress(); }
+  [[nodiscard]] int wake_fd() const noexcept override { return inner_->wake_fd(); }
+  bool arm() noexcept override { return inner_->arm(); }
+
+ private:
+  struct StubbornEndpoint final : Endpoint {
+    explicit StubbornEndpoint(std::unique_ptr<Endpoint> inner_) : inner{std::move(inner_)} {}
+    Status probe(std::span<std::byte> local, TransferListener& listener) override {
+      return inner->probe(local, listener);
+    }
+    [[nodiscard]] const PathReport& path() const noexcept override { return inner->path(); }
+    Status fetch(std::uint64_t, std::span<std::byte>, TransferListener&) override {
+      ++kept;
+      return {};
+    }
+    [[nodiscard]] std::size_t in_flight() const noexcept override { return kept; }
+    void close() noexcept override { inner->close(); }
+    [[nodiscard]] bool closed() const noexcept override { return kept == 0 && inner->closed(); }
+
+    std::unique_ptr<Endpoint> inner;
+    std::size_t kept{0};
+  };
+
+  std::unique_ptr<Transport> inner_;
+};
+
+// acceptance 40: closing is bounded all the same, and the memory that may still be written is never freed.
+TEST(FaultTest, ATransportThatDoesNotLetGoCostsMemoryButNoHang) {
+  FaultSetup setup;
+  FaultCluster cluster{setup};
+  ASSERT_TRUE(cluster.start().ok());
+  DecodeOptions options;
+  options.pool = cluster.pool->pool();
+  auto stubborn = std::make_unique<StubbornTransport>(make_transport(setup.transport).value());
+  cluster.decode =
+      DecodeRank::create(options, std::move(stubborn), make_copy_engine({}).value()).value();
+  const GroupId group = cluster.connect();
+  const FaultRequest request = cluster.request(1, 6);
+  cluster.publish(request);
+  ASSERT_TRUE(cluster.pull(group, request).ok());
+  ASSERT_TRUE(eventually([&] { return cluster.decode->stats().landing_in_use == 2; }));
+  const auto since = std::chrono::steady_clock::now();
+  cluster.decode->close();
+  EXPECT_LT(std::chrono::steady_clock::now() - since, 4s);
+  EXPECT_EQ(cluster.pull_status(0ms).error().code, ErrorCode::cancelled);
+  EXPECT_EQ(cluster.decode->stats().quarantined, 2U);
+  cluster.decode.reset();
+  cluster.expect_room_ends(request.room, false);
+}
+
 }  // namespace
 }  // namespace kvshard::test
