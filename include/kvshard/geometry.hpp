@@ -30,13 +30,23 @@ enum class PageOrder : std::uint8_t { token_major = 1, head_major = 2 };
 KVSHARD_EXPORT std::string_view to_string(ElementType type) noexcept;
 KVSHARD_EXPORT std::string_view to_string(PageOrder order) noexcept;
 
-/// Buffers that share one page shape: main KV, indexer keys, a draft model's KV. All groups of a pool are
-/// indexed by the same local page ids. Latent KV (MLA) is one head in one buffer per layer.
+/// Buffers that share one page shape, and how a rank's share of them is cut out of the model's: main KV,
+/// indexer keys, a draft model's KV, a window, a recurrent state. Latent KV (MLA) is one head in one
+/// buffer per layer. A state kept in one slot per request is a group of page_size 1 and one page.
 ///
-/// Units: sizes and strides in bytes; page_size in tokens. A stride of 0 means packed in `order`.
+/// Groups of the same `table` are indexed by the same page ids; their page_size, parts, part and
+/// interleave are equal. All ranks of a side list the same groups in the same order; one that holds
+/// nothing of a group (another pipeline stage does) has 0 layers.
+///
+/// Tokens: with `parts` > 1 the rank holds one part of them: by page (interleave 0 or page_size; which
+/// page is told by its id, l % parts), or in stripes of `interleave` tokens, of which this rank has
+/// those with t / interleave % parts == part, packed in its pages.
+/// Heads:   [first_head, first_head + heads) of all_heads(). Ranks that hold the same are replicas.
+/// Layers:  [first_layer, first_layer + layers) of all_layers().
+/// Units:   sizes and strides in bytes; page_size in tokens. A stride of 0 means packed in `order`.
 struct BufferGroup {
   std::string name{"kv"};
-  std::uint32_t layers{0};
+  std::uint32_t layers{0};  ///< that this rank holds
   std::uint32_t buffers_per_layer{2};  ///< 2: K and V; 1: latent, or K and V interleaved
   ElementType element_type{ElementType::bf16};
   std::uint32_t heads{0};       ///< KV heads that this rank holds
@@ -47,7 +57,27 @@ struct BufferGroup {
   std::uint64_t head_stride{0};
   std::uint64_t page_stride{0};
   std::uint32_t page_count{0};  ///< physical pages of this rank, padding page 0 included
+  std::uint32_t table{0};
+  std::uint32_t parts{1}, part{0};
+  std::uint32_t interleave{0};
+  std::uint32_t first_head{0}, total_heads{0};    ///< total 0: this rank holds all
+  std::uint32_t first_layer{0}, total_layers{0};  ///< total 0: this rank holds all
 
+  [[nodiscard]] constexpr std::uint32_t all_heads() const noexcept {
+    return total_heads != 0 ? total_heads : heads;
+  }
+  [[nodiscard]] constexpr std::uint32_t all_layers() const noexcept {
+    return total_layers != 0 ? total_layers : layers;
+  }
+  /// Tokens that follow each other in one part.
+  [[nodiscard]] constexpr std::uint32_t stripe() const noexcept {
+    return interleave != 0 && parts > 1 ? interleave : page_size;
+  }
+  /// Tokens of the request that one page number stands for: by page, the page; interleaved, that page
+  /// of all parts.
+  [[nodiscard]] constexpr std::uint64_t page_span() const noexcept {
+    return stripe() == page_size ? page_size : std::uint64_t{page_size} * parts;
+  }
   [[nodiscard]] constexpr std::uint32_t buffers() const noexcept {
     return layers * buffers_per_layer;
   }
@@ -62,6 +92,7 @@ struct BufferGroup {
 struct Geometry {
   std::string model_id;  ///< any string; both sides must use the same
   std::vector<BufferGroup> groups;
+  std::uint32_t rank{0}, ranks{1};  ///< this rank among its side's; spreads decode ranks over replicas
 
   friend bool operator==(const Geometry&, const Geometry&) = default;
 };
