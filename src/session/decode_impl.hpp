@@ -1,0 +1,273 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "base/random.hpp"
+#include "control/connection.hpp"
+#include "kvshard/decode_rank.hpp"
+#include "session/event_queue.hpp"
+#include "session/pool_view.hpp"
+#include "session/progress_thread.hpp"
+#include "wire/codec.hpp"
+#include "wire/messages.hpp"
+
+namespace kvshard {
+
+// A decode rank, implemented in decode_rank.cpp (set-up, public calls, time), decode_groups.cpp (groups and
+// their sessions) and decode_pulls.cpp (pulls and landing slots).
+//
+// All state but front_* and events_ is used on the progress thread only.
+class DecodeRank::Impl {
+ public:
+  Impl(DecodeOptions options, PoolView view, const Clock& clock)
+      : options_{std::move(options)},
+        whole_view_{std::move(view)},
+        clock_{clock},
+        incarnation_{random_id()} {}
+  ~Impl();
+
+  Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
+
+  // Any thread.
+  Result<GroupId> connect(const GroupSpec& spec, std::chrono::milliseconds deadline);
+  void disconnect(GroupId group);
+  [[nodiscard]] Result<PathReport> path(GroupId group, std::uint32_t shard_rank) const;
+  Result<PullId> pull(const PullRequest& request);
+  void cancel(PullId pull);
+  std::size_t poll(std::span<PullEvent> events) { return events_.poll(events); }
+  [[nodiscard]] int event_fd() const noexcept { return events_.fd(); }
+  [[nodiscard]] DecodeStats stats() const { return counters::snapshot(stats_); }
+  void close() noexcept;
+
+ private:
+  struct FrontGroup {
+    GroupSpec spec;
+    std::uint32_t waiters{0};
+    bool ready{false};             // all sessions are up, now or once
+    std::optional<Error> refused;  // will not work however often it is tried
+    Error last_error{ErrorCode::unavailable, "not reached yet"};
+    std::vector<PathReport> paths;  // by shard rank
+  };
+
+  struct Peer;
+  struct Group;
+
+  struct ReadyPiece {
+    std::uint64_t pull;
+    std::uint32_t shard_rank;
+    wire::Ready ready;
+  };
+
+  // One life of the connection to one prefill rank: from connect to loss. It outlives its loss until
+  // its endpoint has let go of all memory.
+  struct Session final : ConnectionListener, EndpointListener, TransferListener {
+    Session(Impl& rank_, Peer& peer_) : rank{rank_}, peer{peer_} {}
+    void connection_open() noexcept override { rank.greet(*this); }
+    void connection_frame(wire::MessageType type,
+                          std::span<const std::byte> payload) noexcept override {
+      rank.on_frame(*this, type, payload);
+    }
+    void connection_closed(Error error) noexcept override { rank.lose(*this, std::move(error)); }
+    void endpoint_failed(Error error) noexcept override { rank.lose(*this, std::move(error)); }
+    void transfer_done(Status status) noexcept override { rank.probed(*this, std::move(status)); }
+
+    Impl& rank;
+    Peer& peer;
+    bool lost{false};
+    std::unique_ptr<Connection> connection;
+    std::unique_ptr<Endpoint> endpoint;
+    std::optional<PoolView> view;
+    std::uint64_t incarnation{0};
+    std::uint64_t epoch{0};
+    std::uint32_t slot_count{0};
+    std::uint64_t slot_stride{0};
+    TimePoint setup_deadline{};
+    TimePoint ping_due{};
+    std::uint64_t pings{0};
+    std::unordered_set<std::uint64_t> pulls;  // with an unfinished part here
+    std::size_t landings{0};                  // slots that its pieces hold
+    std::deque<ReadyPiece> held;              // pieces that wait for its share of landing slots
+  };
+
+  struct Peer {
+    Group* group{nullptr};
+    GroupMember member;
+    std::unique_ptr<Session> session;
+    bool ready{false};
+    std::uint32_t failed_attempts{0};  // in a row
+    std::string last_failure;
+    std::uint64_t last_incarnation{0};
+    EventLoop::TimerId retry{0};
+  };
+
+  struct Group {
+    GroupId id{};
+    GroupSpec spec;
+    std::vector<std::unique_ptr<Peer>> peers;  // by shard rank
+    std::vector<std::uint64_t> waiting;        // pulls that wait for sessions
+    [[nodiscard]] bool ready() const {
+      return std::all_of(peers.begin(), peers.end(), [](const auto& peer) { return peer->ready; });
+    }
+  };
+
+  // A pull's dealings with one rank.
+  struct Part {
+    Session* session{nullptr};
+    struct ReadPiece {
+      std::uint32_t slot;
+      std::uint64_t generation;
+      std::uint64_t payload_bytes;
+    };
+    std::vector<ReadPiece> pieces;  // announced, by number
+    std::uint32_t unreleased{0};
+    std::uint64_t landed{0};  // pieces whose bytes are in our pages
+    bool last{false};
+    bool committed{false};
+    std::vector<std::byte> side_data;
+    SourceTiming timing;
+
+    [[nodiscard]] bool complete() const noexcept { return last && landed == pieces.size(); }
+  };
+
+  struct Pull {
+    enum class State : std::uint8_t { connecting, pulling, committing, failing };
+
+    std::uint64_t id{0};
+    RoomId room{};
+    Group* group{nullptr};
+    std::vector<LocalPage> pages;  // of positions first, first + 1, ...
+    std::uint32_t first{0};
+    EventHandle after{nullptr};
+    TimePoint started{}, deadline{};
+    PullListener* listener{nullptr};
+    State state{State::connecting};
+    Status status;
+    TransferPath path{TransferPath::automatic};
+    std::optional<Coverage> coverage;
+    std::vector<Part> parts;
+    std::uint32_t scatters{0};  // copies into our pages that run now
+
+    [[nodiscard]] std::uint32_t end() const noexcept {
+      return first + static_cast<std::uint32_t>(pages.size());
+    }
+  };
+
+  // A landing slot: free > fetching > scattering > free. A fetch whose pull failed meanwhile keeps its
+  // slot, quarantined, until the transport lets go of it.
+  struct Landing final : TransferListener, CopyListener {
+    Landing(Impl& rank_, std::uint32_t index_, std::byte* memory_)
+        : rank{rank_}, index{index_}, memory{memory_} {}
+    void transfer_done(Status status) noexcept override { rank.fetched(*this, std::move(status)); }
+    void copy_done(Status status) noexcept override { rank.scattered(*this, std::move(status)); }
+
+    enum class State : std::uint8_t { free, fetching, scattering };
+    Impl& rank;
+    std::uint32_t index;
+    std::byte* memory;
+    State state{State::free};
+    std::uint64_t pull{0};  // 0: quarantined
+    std::uint32_t shard_rank{0};
+    Session* session{nullptr};
+    wire::Ready ready;
+    TimePoint started{};
+  };
+
+  // Groups and sessions.
+  void add_group(GroupId id, const GroupSpec& spec);
+  void remove_group(GroupId id);
+  void open_session(Peer& peer);
+  void greet(Session& session);
+  void on_frame(Session& session, wire::MessageType type,
+                std::span<const std::byte> payload) noexcept;
+  template <typename Message>
+  void dispatch(Session& session, std::span<const std::byte> payload,
+                void (Impl::*handler)(Session&, Message&));
+  void on_welcome(Session& session, wire::Welcome& welcome);
+  Status check_welcome(const Session& session, const wire::Welcome& welcome) const;
+  void probed(Session& session, Status status) noexcept;
+  void lose(Session& session, Error error) noexcept;
+  void retire(std::unique_ptr<Session> session);
+  void drop_retired() noexcept;
+  void refuse(Session& session, Error error);
+  void on_bye(Session& session, wire::Bye& bye);
+
+  // Pulls.
+  void start_pull(std::shared_ptr<Pull> pull);
+  void send_pulls(Pull& pull);
+  void on_ready(Session& session, wire::Ready& ready);
+  Status check_ready(const Session& session, const Pull& pull, const Part& part,
+                     const wire::Ready& ready) const;
+  void on_verdict(Session& session, wire::Verdict& verdict);
+  void on_abort(Session& session, wire::Abort& abort);
+  void commit_if_complete(Pull& pull);
+  void fail(Pull& pull, Error error);
+  void finish_if_idle(Pull& pull);
+  void finish(Pull& pull);
+  Pull* find_pull(std::uint64_t id) noexcept {
+    const auto found = pulls_.find(id);
+    return found == pulls_.end() ? nullptr : found->second.get();
+  }
+
+  // Landing slots.
+  void pump();
+  void fetched(Landing& landing, Status status) noexcept;
+  void scattered(Landing& landing, Status status) noexcept;
+  void free_landing(Landing& landing);
+  [[nodiscard]] std::size_t landing_share() const noexcept;
+
+  void sweep();
+  void begin_close();
+  void finish_close();
+
+  template <typename Fn>
+  void post(Fn fn) {
+    thread_->loop().post(std::move(fn));
+  }
+  [[nodiscard]] TimePoint now() const noexcept { return thread_->loop().now(); }
+
+  const DecodeOptions options_;
+  const PoolView whole_view_;
+  const Clock& clock_;
+  const std::uint64_t incarnation_;
+  std::uint64_t landing_stride_{0};
+
+  mutable Mutex front_mutex_;
+  std::condition_variable_any front_changed_;
+  std::unordered_map<std::uint64_t, FrontGroup> front_groups_ KVSHARD_GUARDED_BY(front_mutex_);
+  std::uint64_t next_group_ KVSHARD_GUARDED_BY(front_mutex_){1};
+  std::uint64_t next_pull_ KVSHARD_GUARDED_BY(front_mutex_){1};
+  std::uint64_t live_pulls_ KVSHARD_GUARDED_BY(front_mutex_){0};
+  std::vector<std::uint64_t> page_seen_
+      KVSHARD_GUARDED_BY(front_mutex_);  // by page: last pull that named it
+  bool closing_ KVSHARD_GUARDED_BY(front_mutex_){false};
+  bool closed_ KVSHARD_GUARDED_BY(front_mutex_){false};
+  EventQueue<PullEvent> events_;
+  mutable DecodeStats stats_;
+
+  std::unique_ptr<StagingMemory> landing_memory_;
+  std::unique_ptr<ProgressThread> thread_;
+  std::unique_ptr<RegisteredMemory> landing_registered_;
+  std::span<std::byte> probe_memory_;
+  std::deque<Landing> landings_;
+  std::vector<std::uint32_t> free_landings_;
+  std::vector<std::unique_ptr<Session>> retired_;  // lost; what they started still runs
+  std::unordered_map<std::uint64_t, std::unique_ptr<Group>> groups_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Pull>> pulls_;
+  std::deque<ReadyPiece> ready_;  // announced, waiting for a landing slot
+  PoolView::Selection selection_;
+  std::vector<LocalPage> pages_;
+  std::size_t ready_sessions_{0};
+  std::uint64_t jitter_{random_id()};
+  TimePoint swept_{};  // when sweep() last ran
+  TimePoint close_deadline_{};
+  bool draining_{false};
+};
+
+}  // namespace kvshard

@@ -1,0 +1,249 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "base/clock.hpp"
+#include "base/mutex.hpp"
+#include "base/random.hpp"
+#include "control/connection.hpp"
+#include "kvshard/prefill_rank.hpp"
+#include "kvshard/send_filter.hpp"
+#include "session/event_queue.hpp"
+#include "session/pool_view.hpp"
+#include "session/progress_thread.hpp"
+#include "session/slot_table.hpp"
+#include "wire/codec.hpp"
+#include "wire/messages.hpp"
+
+namespace kvshard {
+
+// A prefill rank, implemented in prefill_rank.cpp (set-up, public calls, time), prefill_peers.cpp (control
+// connections), prefill_rooms.cpp (rooms and leases) and prefill_slots.cpp (slots).
+//
+// All state but front_ and events_ is used on the progress thread only; public calls check what they can
+// against front_ and post the rest.
+class PrefillRank::Impl final : public SlotTable::Owner {
+ public:
+  Impl(PrefillOptions options, SendFilter filter, PoolView whole, const Clock& clock)
+      : options_{std::move(options)},
+        filter_{filter},
+        layout_{filter.layout()},
+        whole_view_{std::move(whole)},
+        clock_{clock},
+        incarnation_{random_id()} {}
+  ~Impl();
+
+  Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
+
+  // Any thread.
+  [[nodiscard]] GroupMember member() const;
+  [[nodiscard]] RankAnnouncement announcement() const;
+  Status open(RoomId room, std::uint32_t pullers);
+  Status publish(RoomId room, const Chunk& chunk);
+  Status abort(RoomId room, std::string reason);
+  std::size_t poll(std::span<RoomEvent> events) { return events_.poll(events); }
+  [[nodiscard]] int event_fd() const noexcept { return events_.fd(); }
+  [[nodiscard]] PrefillStats stats() const { return counters::snapshot(stats_); }
+  void close() noexcept;
+
+ private:
+  // What public calls check against, before anything is posted.
+  struct FrontRoom {
+    bool last{false};
+    std::optional<std::uint32_t> base;  // owner of position 0: all chunks continue one cyclic chain
+  };
+
+  // The owned part of a published chunk.
+  struct OwnedChunk {
+    std::vector<LocalPage> pages;
+    Run positions;  // pages[i] is at first + i * stride
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> buffers;  // ranges (first, count)
+    EventHandle ready{nullptr};
+
+    // How many of its positions lie before `position`.
+    [[nodiscard]] std::uint32_t before(std::uint32_t position) const noexcept {
+      if (position <= positions.first) return 0;
+      return std::min(positions.count, (position - positions.first - 1) / positions.stride + 1);
+    }
+  };
+
+  struct Room {
+    RoomId id{};
+    std::uint32_t unclaimed{0};  // pullers that have not come yet
+    std::vector<OwnedChunk> chunks;
+    std::optional<std::uint32_t> length;  // positions, once the last chunk is here
+    TimePoint expires{TimePoint::max()};  // for the unclaimed, from the last chunk on
+    std::vector<std::byte> side_data;
+    std::vector<std::uint64_t> leases;  // live ones
+    std::uint32_t gathering{0};         // slots that read its pages now
+    Status status;                      // the first failure
+  };
+
+  struct Peer;
+
+  // A hold on a room's pages for one pull, from PULL to COMMIT, ABORT or poisoning.
+  struct Lease {
+    std::uint64_t id{0};
+    Peer* peer{nullptr};
+    Room* room{nullptr};
+    std::uint64_t pull{0};
+    std::uint32_t first{0}, end{0};
+    std::uint32_t window{1};
+    bool queued{false};
+
+    // Where it stands in the room's chunks.
+    std::size_t chunk{0};
+    std::size_t range{0};
+    std::optional<PieceCutter> cutter;
+
+    struct SentPiece {
+      std::uint32_t slot;
+      std::uint64_t generation;
+      std::uint64_t payload_bytes;
+      bool released;
+    };
+    std::vector<SentPiece> pieces;
+    std::size_t announced{0};  // of them
+    std::uint32_t slots{0};    // gathering or exposed
+    std::uint32_t gathering{0};
+    std::uint32_t unreleased{0};
+    bool last_sent{false};
+    TimePoint deadline{};  // for COMMIT
+  };
+
+  // One decode rank's control connection.
+  struct Peer final : ConnectionListener {
+    Peer(Impl& rank_, std::uint64_t id_, std::string name_)
+        : rank{rank_}, id{id_}, name{std::move(name_)} {}
+    void connection_open() noexcept override {}
+    void connection_frame(wire::MessageType type,
+                          std::span<const std::byte> payload) noexcept override {
+      rank.on_frame(*this, type, payload);
+    }
+    void connection_closed(Error error) noexcept override {
+      rank.lose_peer(*this, std::move(error));
+    }
+
+    Impl& rank;
+    std::uint64_t id;
+    std::string name;
+    std::unique_ptr<Connection> connection;
+    TimePoint connected_at{};
+    TimePoint ping_due{};
+    std::uint64_t pings{0};
+    bool welcomed{false};
+    std::optional<PoolView> view;
+    std::uint64_t capacity{0};
+    std::unordered_map<std::uint64_t, std::uint64_t> leases;  // pull -> lease id
+    std::unordered_map<std::uint64_t, RoomId> waiting;  // pulls of rooms that are not open yet
+    std::uint32_t slots{0};
+    std::deque<std::uint64_t> parked;  // leases that wait for this peer's share of slots
+  };
+
+  struct WaitingPull {
+    std::uint64_t peer;
+    wire::Pull pull;
+    TimePoint deadline;
+  };
+
+  // Control.
+  void on_accept(UniqueFd fd, std::string name);
+  void on_frame(Peer& peer, wire::MessageType type, std::span<const std::byte> payload) noexcept;
+  template <typename Message>
+  void dispatch(Peer& peer, std::span<const std::byte> payload,
+                void (Impl::*handler)(Peer&, Message&));
+  void on_hello(Peer& peer, std::span<const std::byte> payload);
+  Status check_hello(const wire::Hello& hello) const;
+  void on_pull(Peer& peer, wire::Pull& pull);
+  void on_release(Peer& peer, wire::Release& release);
+  void on_commit(Peer& peer, wire::Commit& commit);
+  void on_abort(Peer& peer, wire::Abort& abort);
+  void stop_waiting(Peer& peer, std::uint64_t pull);
+  void refuse(Peer& peer, Error error);
+  void lose_peer(Peer& peer, Error error) noexcept;
+
+  // Rooms and leases.
+  void open_room(RoomId room, std::uint32_t pullers);
+  void add_chunk(RoomId room, OwnedChunk chunk, std::optional<std::uint32_t> length,
+                 std::vector<std::byte> side_data);
+  void abort_room(RoomId room, Error error);
+  void claim(Peer& peer, Room& room, const wire::Pull& pull);
+  std::string commit_problem(const Lease& lease, const wire::Commit& commit) const;
+  enum class Tell : bool { no, yes };
+  void end_lease(Lease& lease, Status status, Tell tell);
+  void end_room_if_idle(Room& room);
+
+  // Slots.
+  void enqueue(Lease& lease);
+  bool advance(Lease& lease);
+  void finish_if_drained(Lease& lease);
+  void pump();
+  bool gather(Lease& lease);
+  [[nodiscard]] std::size_t share() const noexcept;
+  void unpark(Peer& peer);
+  void slot_gathered(std::uint32_t index, Status status) noexcept override;
+  void announce(Lease& lease);
+  void free_slot(SlotTable::Slot& slot);
+
+  void sweep();
+  void begin_close();
+  void finish_close();
+
+  template <typename Fn>
+  void post(Fn fn) {
+    thread_->loop().post(std::move(fn));
+  }
+  [[nodiscard]] TimePoint now() const noexcept { return thread_->loop().now(); }
+
+  const PrefillOptions options_;
+  const SendFilter filter_;
+  const PageLayout layout_;
+  const PoolView whole_view_;  // this rank's pool against itself: sizes only
+  const Clock& clock_;
+  const std::uint64_t incarnation_;
+  std::uint64_t slot_stride_{0};
+  std::uint16_t port_{0};
+  bool started_{false};
+
+  mutable Mutex front_mutex_;
+  std::unordered_map<RoomId, FrontRoom> front_ KVSHARD_GUARDED_BY(front_mutex_);
+  bool closing_ KVSHARD_GUARDED_BY(front_mutex_){false};
+  bool closed_ KVSHARD_GUARDED_BY(front_mutex_){false};
+  std::condition_variable_any closed_changed_;
+  EventQueue<RoomEvent> events_;
+  mutable PrefillStats stats_;
+
+  std::unique_ptr<StagingMemory> staging_memory_;
+  std::unique_ptr<ProgressThread> thread_;
+  std::unique_ptr<RegisteredMemory> staging_;
+  std::optional<SlotTable> slots_;
+  std::unique_ptr<Listener> listener_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Peer>> peers_;
+  std::unordered_map<RoomId, std::unique_ptr<Room>> rooms_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
+  std::unordered_map<RoomId, std::vector<WaitingPull>> waiting_;
+  struct Ended {
+    std::uint64_t number;  // tells a room's last end from one before it was opened again
+    std::string why;
+  };
+  std::unordered_map<RoomId, Ended> ended_;  // for late PULLs
+  std::deque<std::pair<std::uint64_t, RoomId>> ended_order_;
+  std::uint64_t ended_count_{0};
+  std::unordered_map<RoomId, std::uint32_t>
+      given_up_;  // pulls aborted before their room was opened
+  std::deque<RoomId> given_up_order_;
+  std::size_t welcomed_{0};              // of peers_
+  std::deque<std::uint64_t> run_queue_;  // leases with work, each at most once
+  std::uint64_t next_peer_{1};
+  std::uint64_t next_lease_{1};
+  PoolView::Selection selection_;
+  TimePoint swept_{};  // when sweep() last ran
+  TimePoint close_deadline_{};
+  bool draining_{false};
+};
+
+}  // namespace kvshard

@@ -1,0 +1,262 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "session/prefill_impl.hpp"
+
+namespace kvshard {
+
+namespace {
+
+// Remembered, so that a late PULL is answered at once.
+constexpr std::size_t kMaxEndedRooms = 16'384;
+
+}  // namespace
+
+void PrefillRank::Impl::open_room(RoomId id, std::uint32_t pullers) {
+  ended_.erase(id);
+  auto& room = rooms_[id];
+  room = std::make_unique<Room>();
+  room->id = id;
+  room->unclaimed = pullers;
+  if (const auto given_up = given_up_.extract(id)) {
+    room->unclaimed -= std::min(pullers, given_up.mapped());
+    room->status = Error{ErrorCode::cancelled,
+                         fmt::format("{} of {} pullers gave up before the room was opened",
+                                     given_up.mapped(), pullers)};
+  }
+  counters::add(stats_.rooms_opened);
+  counters::add(stats_.rooms);
+  if (const auto waiting = waiting_.extract(id)) {
+    counters::subtract(stats_.pulls_waiting, waiting.mapped().size());
+    for (const WaitingPull& pull : waiting.mapped()) {
+      Peer& peer = *peers_.at(pull.peer);
+      peer.waiting.erase(pull.pull.pull);
+      claim(peer, *room, pull.pull);  // cannot end the room: its length is not known yet
+    }
+    pump();
+  }
+  if (const auto opened = rooms_.find(id); opened != rooms_.end())
+    end_room_if_idle(*opened->second);
+}
+
+void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk, std::optional<std::uint32_t> length,
+                                  std::vector<std::byte> side_data) {
+  const auto found = rooms_.find(id);
+  if (found == rooms_.end()) return;  // ended meanwhile
+  Room& room = *found->second;
+  if (!chunk.pages.empty())
+    room.chunks.push_back(std::move(chunk));  // a rank that owns nothing sends nothing
+  if (length) {
+    room.length = length;
+    room.side_data = std::move(side_data);
+    room.expires = now() + options_.lease;
+    const std::vector<std::uint64_t> leases = room.leases;  // end_lease() edits the list
+    for (const std::uint64_t lease_id : leases) {
+      Lease& lease = *leases_.at(lease_id);
+      if (lease.end == *length) continue;
+      end_lease(lease,
+                Error{ErrorCode::invalid_argument,
+                      fmt::format("room {} has {} positions, the pull ends at {}", index(id),
+                                  *length, lease.end)},
+                Tell::yes);
+      if (!rooms_.contains(id)) return;
+    }
+  }
+  for (const std::uint64_t lease : room.leases) enqueue(*leases_.at(lease));
+  pump();
+}
+
+void PrefillRank::Impl::abort_room(RoomId id, Error error) {
+  const auto found = rooms_.find(id);
+  if (found == rooms_.end()) return;
+  Room& room = *found->second;
+  if (room.status) room.status = error;
+  room.unclaimed = 0;
+  const std::vector<std::uint64_t> leases = room.leases;
+  for (const std::uint64_t lease : leases) end_lease(*leases_.at(lease), error, Tell::yes);
+  if (leases.empty()) end_room_if_idle(room);  // else the last end_lease() did
+  pump();
+}
+
+void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
+  const auto answer = [&](ErrorCode code, std::string message) {
+    (void)peer.connection->send(wire::Abort{pull.pull, Error{code, std::move(message)}});
+  };
+  if (pull.first_position > pull.end_position || pull.window == 0) {
+    return refuse(peer, Error{ErrorCode::invalid_argument,
+                              fmt::format("PULL of positions [{}, {}) with window {}",
+                                          pull.first_position, pull.end_position, pull.window)});
+  }
+  if (peer.leases.contains(pull.pull) || peer.waiting.contains(pull.pull))
+    return refuse(
+        peer, Error{ErrorCode::invalid_argument, fmt::format("pull {} exists already", pull.pull)});
+  if (peer.leases.size() + peer.waiting.size() >= options_.max_pulls_per_peer) {
+    return answer(ErrorCode::resource_exhausted,
+                  fmt::format("{} pulls of this peer are running or waiting",
+                              peer.leases.size() + peer.waiting.size()));
+  }
+  if (const auto room = rooms_.find(pull.room); room != rooms_.end()) {
+    claim(peer, *room->second, pull);
+    return pump();
+  }
+  if (const auto ended = ended_.find(pull.room); ended != ended_.end()) {
+    counters::add(stats_.late_messages);
+    return answer(ErrorCode::unavailable,
+                  fmt::format("room {} has ended: {}", index(pull.room), ended->second.why));
+  }
+  peer.waiting.emplace(pull.pull, pull.room);
+  counters::add(stats_.pulls_waiting);
+  waiting_[pull.room].push_back({peer.id, pull, now() + std::chrono::milliseconds{pull.wait_ms}});
+}
+
+void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
+  if (room.unclaimed == 0) {
+    (void)peer.connection->send(
+        wire::Abort{pull.pull, Error{ErrorCode::failed_precondition,
+                                     fmt::format("room {} has all its pullers", index(room.id))}});
+    return;
+  }
+  --room.unclaimed;
+  const std::uint64_t id = next_lease_++;
+  auto made = std::make_unique<Lease>();
+  Lease& lease = *made;
+  lease.id = id;
+  lease.peer = &peer;
+  lease.room = &room;
+  lease.pull = pull.pull;
+  lease.first = pull.first_position;
+  lease.end = pull.end_position;
+  lease.window = pull.window;
+  lease.deadline = now() + options_.pull_timeout;
+  leases_.emplace(id, std::move(made));
+  peer.leases.emplace(pull.pull, id);
+  room.leases.push_back(id);
+  counters::add(stats_.pulls_started);
+  counters::add(stats_.leases);
+  if (room.length && *room.length != lease.end) {
+    end_lease(lease,
+              Error{ErrorCode::invalid_argument,
+                    fmt::format("room {} has {} positions, the pull ends at {}", index(room.id),
+                                *room.length, lease.end)},
+              Tell::yes);
+    return;
+  }
+  enqueue(lease);
+}
+
+// Every lease ends here, once. Slots that it still holds are taken back: at once when exposed (the next
+// take() raises the generation before a byte changes), after its gather otherwise.
+void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
+  if (tell == Tell::yes)
+    (void)lease.peer->connection->send(wire::Abort{lease.pull, status.error()});
+  Room& room = *lease.room;
+  if (status) {
+    counters::add(stats_.pulls_committed);
+  } else {
+    counters::add(stats_.pulls_failed);
+    if (room.status) room.status = std::move(status);
+  }
+  counters::subtract(stats_.leases);
+  if (lease.slots > 0) {
+    for (SlotTable::Slot& slot : *slots_) {
+      if (slot.lease != lease.id) continue;
+      slot.lease = 0;
+      if (slot.state != SlotTable::State::gathering) free_slot(slot);
+    }
+    lease.peer->slots -= lease.slots;
+  }
+  Peer& peer = *lease.peer;
+  peer.leases.erase(lease.pull);
+  std::erase(room.leases, lease.id);
+  leases_.erase(lease.id);
+  unpark(peer);  // the lease may have held the peer's share, or been the one that was to use it
+  end_room_if_idle(room);
+}
+
+void PrefillRank::Impl::end_room_if_idle(Room& room) {
+  if (room.unclaimed > 0 || !room.leases.empty() || room.gathering > 0) return;
+  const RoomId id = room.id;
+  counters::add(room.status ? stats_.rooms_done : stats_.rooms_failed);
+  counters::subtract(stats_.rooms);
+  const std::uint64_t number = ++ended_count_;
+  ended_[id] = {number, room.status ? "all its pullers committed" : room.status.error().message};
+  ended_order_.emplace_back(number, id);
+  if (ended_order_.size() > kMaxEndedRooms) {
+    const auto& [oldest, oldest_id] = ended_order_.front();
+    const auto found = ended_.find(oldest_id);
+    if (found != ended_.end() && found->second.number == oldest) ended_.erase(found);
+    ended_order_.pop_front();
+  }
+  {
+    const MutexLock lock{front_mutex_};
+    front_.erase(id);
+  }
+  events_.push({id, std::move(room.status)});
+  rooms_.erase(id);
+}
+
+// Why a COMMIT cannot be VALID; empty when it is.
+std::string PrefillRank::Impl::commit_problem(const Lease& lease,
+                                              const wire::Commit& commit) const {
+  if (!lease.last_sent) return "the last piece was not sent yet";
+  if (lease.unreleased > 0) return fmt::format("{} pieces were not released", lease.unreleased);
+  if (commit.pieces != lease.pieces.size())
+    return fmt::format("{} pieces were sent, {} committed", lease.pieces.size(), commit.pieces);
+  wire::PieceDigest digest;
+  for (std::uint64_t i = 0; i < lease.pieces.size(); ++i) {
+    const Lease::SentPiece& piece = lease.pieces[i];
+    digest.add(i, piece.slot, piece.generation, piece.payload_bytes);
+  }
+  if (digest.value() != commit.digest)
+    return fmt::format("digest {:016x} committed, {:016x} sent", commit.digest, digest.value());
+  return {};
+}
+
+void PrefillRank::Impl::on_commit(Peer& peer, wire::Commit& commit) {
+  const auto found = peer.leases.find(commit.pull);
+  if (found == peer.leases.end()) {  // poisoned, aborted, or never ours
+    counters::add(stats_.stale_commits);
+    counters::add(stats_.late_messages);
+    (void)peer.connection->send(wire::Verdict{commit.pull, false, "the lease has ended"});
+    return;
+  }
+  Lease& lease = *leases_.at(found->second);
+  std::string problem = commit_problem(lease, commit);
+  const bool valid = problem.empty();
+  (void)peer.connection->send(wire::Verdict{commit.pull, valid, problem});
+  if (!valid) counters::add(stats_.stale_commits);
+  end_lease(lease, valid ? Status{} : Status{Error{ErrorCode::data_loss, std::move(problem)}},
+            Tell::no);
+  pump();
+}
+
+void PrefillRank::Impl::on_abort(Peer& peer, wire::Abort& abort) {
+  if (const auto found = peer.leases.find(abort.pull); found != peer.leases.end()) {
+    end_lease(*leases_.at(found->second), std::move(abort.error), Tell::no);
+    return pump();
+  }
+  if (const auto found = peer.waiting.find(abort.pull); found != peer.waiting.end()) {
+    // The room need not wait for this puller when it is opened.
+    if (++given_up_[found->second] == 1) given_up_order_.push_back(found->second);
+    if (given_up_order_.size() > kMaxEndedRooms) {
+      given_up_.erase(given_up_order_.front());
+      given_up_order_.pop_front();
+    }
+    return stop_waiting(peer, abort.pull);
+  }
+  counters::add(stats_.late_messages);
+}
+
+void PrefillRank::Impl::stop_waiting(Peer& peer, std::uint64_t pull) {
+  const auto room = peer.waiting.find(pull);
+  const auto found = waiting_.find(room->second);
+  peer.waiting.erase(room);
+  std::erase_if(found->second, [&](const WaitingPull& waiting) {
+    return waiting.peer == peer.id && waiting.pull.pull == pull;
+  });
+  if (found->second.empty()) waiting_.erase(found);
+  counters::subtract(stats_.pulls_waiting);
+}
+
+}  // namespace kvshard

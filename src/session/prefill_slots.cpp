@@ -1,0 +1,208 @@
+#include <algorithm>
+
+#include "base/assert.hpp"
+#include "session/prefill_impl.hpp"
+
+namespace kvshard {
+
+void PrefillRank::Impl::enqueue(Lease& lease) {
+  if (lease.queued) return;
+  lease.queued = true;
+  run_queue_.push_back(lease.id);
+}
+
+// Moves a lease to its next piece; false when it has none now.
+bool PrefillRank::Impl::advance(Lease& lease) {
+  const std::vector<OwnedChunk>& chunks = lease.room->chunks;
+  for (; lease.chunk < chunks.size(); ++lease.chunk, lease.range = 0) {
+    const OwnedChunk& chunk = chunks[lease.chunk];
+    const std::uint32_t low = chunk.before(lease.first);
+    const std::uint32_t high = chunk.before(lease.end);
+    for (; low < high && lease.range < chunk.buffers.size(); ++lease.range, lease.cutter.reset()) {
+      if (!lease.cutter)
+        lease.cutter.emplace(low, high, chunk.buffers[lease.range].first,
+                             chunk.buffers[lease.range].second);
+      if (!lease.cutter->done()) return true;
+    }
+  }
+  return false;
+}
+
+// The end of the stream: no piece is left and none can come.
+void PrefillRank::Impl::finish_if_drained(Lease& lease) {
+  if (lease.last_sent || lease.gathering > 0 || !lease.room->length || advance(lease)) return;
+  lease.last_sent = true;
+  (void)lease.peer->connection->send(wire::Ready{.pull = lease.pull,
+                                                 .lease = lease.id,
+                                                 .piece = lease.pieces.size(),
+                                                 .last = true,
+                                                 .side_data = lease.room->side_data});
+}
+
+// Gives free slots to leases with work, in turn, so that a long request does not hold up short ones.
+void PrefillRank::Impl::pump() {
+  while (!run_queue_.empty()) {
+    const auto found = leases_.find(run_queue_.front());
+    if (found == leases_.end()) {
+      run_queue_.pop_front();
+      continue;
+    }
+    Lease& lease = *found->second;
+    if (advance(lease)) {
+      if (lease.slots >= lease.window) {  // its next release brings it back
+        run_queue_.pop_front();
+        lease.queued = false;
+        continue;
+      }
+      if (!slots_->available()) return;
+      run_queue_.pop_front();
+      if (lease.peer->slots >= share()) {
+        lease.peer->parked.push_back(lease.id);  // still `queued`: on the peer's list
+        continue;
+      }
+      lease.queued = false;
+      if (gather(lease)) enqueue(lease);
+    } else {
+      run_queue_.pop_front();
+      lease.queued = false;
+      finish_if_drained(lease);
+    }
+  }
+}
+
+// How many slots one peer may hold, so that one that does not release cannot take them all.
+std::size_t PrefillRank::Impl::share() const noexcept {
+  return std::max<std::size_t>(1, slots_->size() / std::max<std::size_t>(1, welcomed_));
+}
+
+// The peer may hold more slots than before: as many of its parked leases run again. A lease that runs
+// takes a slot, or has one whose release comes here, or ends, which comes here too; so none is left behind.
+void PrefillRank::Impl::unpark(Peer& peer) {
+  for (std::size_t held = peer.slots; held < share() && !peer.parked.empty();) {
+    const std::uint64_t id = peer.parked.front();
+    peer.parked.pop_front();
+    if (!leases_.contains(id)) continue;
+    run_queue_.push_back(id);
+    ++held;
+  }
+}
+
+// Starts the lease's next piece in a free slot; false when that ended the lease.
+bool PrefillRank::Impl::gather(Lease& lease) {
+  const OwnedChunk& chunk = lease.room->chunks[lease.chunk];
+  const Piece piece = lease.cutter->next(*lease.peer->view, lease.peer->capacity);
+  const std::span pages = std::span{chunk.pages}.subspan(piece.first_page, piece.page_count);
+  lease.peer->view->select(piece.first_buffer, piece.buffer_count, pages, selection_);
+  const std::uint64_t payload =
+      lease.peer->view->page_bytes(piece.first_buffer, piece.buffer_count) * piece.page_count;
+
+  SlotTable::Slot& slot = slots_->take(lease.id, lease.pieces.size());
+  counters::add(stats_.slots_in_use);
+  slot.ready = {
+      .pull = lease.pull,
+      .lease = lease.id,
+      .piece = slot.piece,
+      .slot = slot.index,
+      .generation = slot.generation,
+      .payload_bytes = payload,
+      .first_buffer = piece.first_buffer,
+      .buffer_count = piece.buffer_count,
+      .checksum = options_.checksum,
+      .positions = {{.first = chunk.positions.first + piece.first_page * chunk.positions.stride,
+                     .stride = chunk.positions.stride,
+                     .count = piece.page_count}}};
+  const CopyJob job{.direction = CopyJob::Direction::gather,
+                    .batches = selection_.batches,
+                    .slot = slot.memory,
+                    .stamp = {.lease = lease.id,
+                              .generation = slot.generation,
+                              .chunk = slot.piece,
+                              .payload_bytes = payload},
+                    .checksum = options_.checksum,
+                    .after = chunk.ready};
+  if (Status taken = thread_->engine().submit(job, slot); !taken) {
+    free_slot(slot);
+    end_lease(lease, std::move(taken), Tell::yes);
+    return false;
+  }
+  slot.room = lease.room->id;
+  ++lease.room->gathering;
+  lease.pieces.push_back({slot.index, slot.generation, payload, false});
+  ++lease.slots;
+  ++lease.gathering;
+  ++lease.unreleased;
+  ++lease.peer->slots;
+  return true;
+}
+
+void PrefillRank::Impl::slot_gathered(std::uint32_t index, Status status) noexcept {
+  SlotTable::Slot& slot = (*slots_)[index];
+  Room& room = *rooms_.at(slot.room);  // it cannot end while its pages are read
+  --room.gathering;
+  if (slot.lease == 0) {  // its lease ended meanwhile
+    free_slot(slot);
+    end_room_if_idle(room);
+    return pump();
+  }
+  Lease& lease = *leases_.at(slot.lease);
+  --lease.gathering;
+  if (!status) {
+    slot.state = SlotTable::State::gathered;  // so that ending the lease frees it
+    end_lease(lease, std::move(status), Tell::yes);
+    return pump();
+  }
+  slot.state = SlotTable::State::gathered;
+  announce(lease);
+  finish_if_drained(lease);
+}
+
+// Exposes what is gathered, in the order of the pieces, whatever the order in which gathers end.
+void PrefillRank::Impl::announce(Lease& lease) {
+  for (; lease.announced < lease.pieces.size(); ++lease.announced) {
+    SlotTable::Slot& slot = (*slots_)[lease.pieces[lease.announced].slot];
+    if (slot.state != SlotTable::State::gathered) return;
+    slot.state = SlotTable::State::exposed;
+    slot.exposed_at = now();
+    counters::add(stats_.pieces_sent);
+    counters::add(stats_.bytes_sent, slot.ready.payload_bytes);
+    (void)lease.peer->connection->send(slot.ready);
+  }
+}
+
+void PrefillRank::Impl::free_slot(SlotTable::Slot& slot) {
+  slots_->give_back(slot);
+  counters::subtract(stats_.slots_in_use);
+}
+
+void PrefillRank::Impl::on_release(Peer& peer, wire::Release& release) {
+  if (release.slot >= slots_->size()) {
+    return refuse(peer,
+                  Error{ErrorCode::invalid_argument,
+                        fmt::format("RELEASE of slot {} of {}", release.slot, slots_->size())});
+  }
+  const auto found = peer.leases.find(release.pull);
+  if (found == peer.leases.end()) {  // the lease ended while the release was on its way
+    counters::add(stats_.late_messages);
+    return;
+  }
+  Lease& lease = *leases_.at(found->second);
+  SlotTable::Slot& slot = (*slots_)[release.slot];
+  if (slot.lease != lease.id || slot.generation != release.generation ||
+      slot.piece != release.piece || slot.state != SlotTable::State::exposed) {
+    return refuse(
+        peer, Error{ErrorCode::invalid_argument,
+                    fmt::format(
+                        "RELEASE of piece {} in slot {} generation {}, which pull {} does not hold",
+                        release.piece, release.slot, release.generation, release.pull)});
+  }
+  lease.pieces[slot.piece].released = true;
+  --lease.unreleased;
+  --lease.slots;
+  --peer.slots;
+  free_slot(slot);
+  enqueue(lease);
+  unpark(peer);
+  pump();
+}
+
+}  // namespace kvshard
