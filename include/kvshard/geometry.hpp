@@ -46,7 +46,7 @@ KVSHARD_EXPORT std::string_view to_string(PageOrder order) noexcept;
 /// Units:   sizes and strides in bytes; page_size in tokens. A stride of 0 means packed in `order`.
 struct BufferGroup {
   std::string name{"kv"};
-  std::uint32_t layers{0};  ///< that this rank holds
+  std::uint32_t layers{0};             ///< that this rank holds
   std::uint32_t buffers_per_layer{2};  ///< 2: K and V; 1: latent, or K and V interleaved
   ElementType element_type{ElementType::bf16};
   std::uint32_t heads{0};       ///< KV heads that this rank holds
@@ -81,6 +81,11 @@ struct BufferGroup {
   [[nodiscard]] constexpr std::uint32_t buffers() const noexcept {
     return layers * buffers_per_layer;
   }
+  /// Which stripes modulo `parts` the rank holds of a request whose first page is on part `base`: by
+  /// page, the position of its first page there; interleaved, its part, whatever the base.
+  [[nodiscard]] constexpr std::uint32_t phase(std::uint32_t base) const noexcept {
+    return stripe() == page_size ? (part + parts - base % parts) % parts : part;
+  }
   /// Payload bytes of one page in one buffer.
   [[nodiscard]] constexpr std::uint64_t page_bytes() const noexcept {
     return std::uint64_t{page_size} * heads * head_bytes;
@@ -92,7 +97,8 @@ struct BufferGroup {
 struct Geometry {
   std::string model_id;  ///< any string; both sides must use the same
   std::vector<BufferGroup> groups;
-  std::uint32_t rank{0}, ranks{1};  ///< this rank among its side's; spreads decode ranks over replicas
+  std::uint32_t rank{0};   ///< this rank's number among its side's: spreads decode ranks over replicas
+  std::uint32_t ranks{1};  ///< of its side
 
   friend bool operator==(const Geometry&, const Geometry&) = default;
 };
@@ -118,8 +124,10 @@ KVSHARD_EXPORT Status validate(const Geometry& geometry);
 KVSHARD_EXPORT Status validate(const Pool& pool);
 
 /// Whether pages move from a prefill pool to a decode pool: everything that gives bytes their meaning is
-/// equal. Strides, order and page counts may differ.
-/// Errors: failed_precondition naming the first field that differs, with both values.
+/// equal, and one side's token pattern is made of the other's (TokenMap). Which heads, layers and tokens a
+/// rank holds, strides, order and page counts may differ.
+/// Errors: failed_precondition naming the first field that does not fit, with both values; invalid_argument
+///         as validate().
 KVSHARD_EXPORT Status check_compatible(const Geometry& prefill, const Geometry& decode);
 
 /// How `side`'s pages are read or written so that a slot means the same to both: rows in [token][head]
@@ -128,8 +136,8 @@ KVSHARD_EXPORT Status check_compatible(const Geometry& prefill, const Geometry& 
 KVSHARD_EXPORT FragmentShape page_shape(const BufferGroup& side, const BufferGroup& prefill,
                                         const BufferGroup& decode) noexcept;
 
-/// The geometry's fields as (name, value) text, for a registry and for people. Group fields are named
-/// "<group name>.<field>". Only fields that check_compatible() compares.
+/// What all ranks of a side have in common, as (name, value) text, for a registry and for people: totals and
+/// how tokens are cut, not which share this rank has. Group fields are named "<group name>.<field>".
 KVSHARD_EXPORT std::vector<std::pair<std::string, std::string>> describe(const Geometry& geometry);
 
 }  // namespace kvshard

@@ -29,10 +29,11 @@ struct Lane {
 /// Who gives what to one decode rank: result[p] is what prefill[p] gives, empty when it gives nothing.
 ///
 /// Every (layer, head, token) that the decode rank holds comes from exactly one prefill rank. Where
-/// several hold the same, the decode rank's number picks one by integer division, so that neighbours
-/// share a source and all sources are used alike.
+/// several hold the same, the decode rank's number among those that want it picks one, so that all
+/// sources are used alike: docs/geometry.md, "The plan". A rank that interleaves tokens is not asked
+/// where the stripes of both sides have none in common.
 /// Errors: failed_precondition naming the field and both values where two geometries do not fit, and
-///         the group, layers, heads and part that no prefill rank holds.
+///         the group, layers, heads and part that no prefill rank holds; invalid_argument as validate().
 KVSHARD_EXPORT Result<std::vector<std::vector<Lane>>> assign_lanes(
     std::span<const Geometry> prefill, const Geometry& decode);
 
@@ -69,6 +70,8 @@ class KVSHARD_EXPORT UnitList {
   /// No unit exists: the two ranks share no tokens.
   [[nodiscard]] bool empty() const noexcept { return period_.empty(); }
 
+  [[nodiscard]] std::uint32_t unit_tokens() const noexcept { return runs_ * run_tokens_; }
+
   /// What of the tokens [first_token, end_token) the units cover: whole units [first, end), and of unit
   /// first - 1 the tokens from number `skip` on, when it has tokens on both sides of first_token.
   /// Requires that end_token splits no unit: it ends a page, or a stripe of pages, on both sides.
@@ -94,10 +97,12 @@ class KVSHARD_EXPORT UnitList {
 
  private:
   friend class TokenMap;
+  [[nodiscard]] std::uint64_t units_before(std::uint64_t token) const noexcept;
+
   std::vector<Place> period_;
   std::uint64_t period_tokens_{0}, prefill_pages_{0}, decode_pages_{0};  // of one period
   std::uint32_t runs_{1}, run_tokens_{1};
-  std::uint64_t run_stride_{0};                                  // tokens, within the request
+  std::uint64_t run_stride_{0};                                 // tokens, within the request
   std::uint32_t prefill_run_stride_{0}, decode_run_stride_{0};  // tokens, within the page
 };
 
@@ -106,13 +111,18 @@ class KVSHARD_EXPORT UnitList {
 /// Source: docs/geometry.md, "Units".
 class KVSHARD_EXPORT TokenMap {
  public:
+  /// Requires groups that passed validate().
   /// Errors: failed_precondition naming page_size, parts or interleave and both values, when neither
-  /// side's token pattern is made of the other's.
+  ///         side's token pattern is made of the other's, or both repeat too late to be kept.
   static Result<TokenMap> create(const BufferGroup& prefill, const BufferGroup& decode);
 
   [[nodiscard]] std::uint32_t runs() const noexcept { return runs_; }
   [[nodiscard]] std::uint32_t run_tokens() const noexcept { return run_tokens_; }
   [[nodiscard]] std::uint32_t unit_tokens() const noexcept { return runs_ * run_tokens_; }
+  /// Tokens from one run of a unit to the next, in a page of that side.
+  [[nodiscard]] std::uint32_t run_stride(Side side) const noexcept {
+    return side == Side::prefill ? prefill_.run_stride : decode_.run_stride;
+  }
   /// The same map with single runs as units, for pools whose strides need it.
   [[nodiscard]] TokenMap by_run() const;
 
@@ -120,7 +130,17 @@ class KVSHARD_EXPORT TokenMap {
   [[nodiscard]] UnitList units(std::uint32_t prefill_phase, std::uint32_t decode_phase) const;
 
  private:
+  // How one side cuts its tokens; run_stride as run_stride() says.
+  struct Pattern {
+    std::uint32_t page_size{1}, parts{1}, stripe{1}, run_stride{1};
+  };
+  [[nodiscard]] UnitList::Place place(std::uint64_t token) const noexcept;
+  void find_runs();
+
+  Pattern prefill_, decode_;
+  std::uint64_t period_tokens_{1};
   std::uint32_t runs_{1}, run_tokens_{1};
+  std::uint64_t run_stride_{1};  // tokens, within the request
 };
 
 /// How bytes move from one prefill rank to one decode rank: the lanes between them, their buffers
@@ -132,8 +152,8 @@ class KVSHARD_EXPORT TokenMap {
 ///
 /// Owns:    copies of what it needs of the geometries.
 /// Threads: thread-compatible.
-/// Errors:  create() gives failed_precondition as assign_lanes(), and invalid_argument when a lane
-///          leaves what both ranks hold.
+/// Errors:  create() gives failed_precondition as check_compatible(), and invalid_argument when a lane
+///          leaves what both ranks hold, or holds what another one does.
 /// Cost:    made once at connect; per request only units() allocates, once per table.
 /// Source:  docs/geometry.md, "The plan".
 class KVSHARD_EXPORT TransferPlan {
@@ -141,7 +161,7 @@ class KVSHARD_EXPORT TransferPlan {
   static Result<TransferPlan> create(const Geometry& prefill, const Geometry& decode,
                                      std::span<const Lane> lanes);
 
-  /// Groups that share page ids.
+  /// Groups that share page ids. Only tables that a lane belongs to, in ascending order.
   struct Table {
     std::uint32_t number{0};
     std::uint32_t first_buffer{0}, buffer_count{0};
@@ -184,6 +204,9 @@ class KVSHARD_EXPORT TransferPlan {
 
  private:
   TransferPlan() = default;
+  void add_lane(const Geometry& prefill, const Geometry& decode, const Lane& lane,
+                const TokenMap& tokens);
+
   std::vector<Table> tables_;
   std::vector<LaneBuffers> lanes_;
   std::vector<std::uint64_t> unit_bytes_, token_bytes_;  // prefix sums by buffer

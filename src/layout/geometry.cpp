@@ -6,33 +6,21 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "base/try.hpp"
+#include "kvshard/plan.hpp"
+#include "layout/strides.hpp"
 
 namespace kvshard {
 namespace {
 
-/// A group's strides with the packed ones filled in.
-struct Strides {
-  std::uint64_t token;
-  std::uint64_t head;
-  std::uint64_t page;
-};
-
-/// Requires that page_bytes() does not wrap.
 Strides packed_strides(const BufferGroup& group) noexcept {
   const std::uint64_t head_bytes = group.head_bytes;
   if (group.order == PageOrder::head_major)
     return {head_bytes, group.page_size * head_bytes, group.page_bytes()};
   return {group.heads * head_bytes, head_bytes, group.page_bytes()};
-}
-
-Strides strides(const BufferGroup& group) noexcept {
-  const auto [token, head, page] = packed_strides(group);
-  return {group.token_stride != 0 ? group.token_stride : token,
-          group.head_stride != 0 ? group.head_stride : head,
-          group.page_stride != 0 ? group.page_stride : page};
 }
 
 bool packed_head_major(const BufferGroup& group) noexcept {
@@ -81,6 +69,24 @@ Status check_name(const char* field, std::string_view name) {
       fmt::format("{} has {} bytes, at most {} allowed", field, name.size(), kMaxNameBytes));
 }
 
+/// What this rank holds must be a part of the whole.
+Status check_share(const BufferGroup& group) {
+  for (const auto& [field, first, count, all] :
+       {std::tuple{"head", group.first_head, group.heads, group.all_heads()},
+        {"layer", group.first_layer, group.layers, group.all_layers()}}) {
+    if (first > all || count > all - first)
+      return invalid(fmt::format("group {}: first_{} {} and {}s {} leave the {} of total_{}s",
+                                 group.name, field, first, field, count, all, field));
+  }
+  if (group.part >= group.parts)
+    return invalid(fmt::format("group {}: part {} is not below parts {}", group.name, group.part,
+                               group.parts));
+  if (group.page_size % group.stripe() != 0)
+    return invalid(fmt::format("group {}: interleave {} does not divide page_size {}", group.name,
+                               group.interleave, group.page_size));
+  return {};
+}
+
 Status check_group(const BufferGroup& group) {
   KVSHARD_TRY(check_name("group name", group.name));
   const auto plain = [](char c) {
@@ -90,12 +96,14 @@ Status check_group(const BufferGroup& group) {
   if (group.name.empty() || !std::ranges::all_of(group.name, plain))
     return invalid(
         fmt::format("group name \"{}\" is not made of letters, digits, _ and -", group.name));
-  for (const auto& [field, value] : {std::pair{"layers", group.layers},
-                                     {"buffers_per_layer", group.buffers_per_layer},
+  if (group.layers == 0 && group.total_layers == 0)
+    return invalid(fmt::format("group {}: layers is 0", group.name));
+  for (const auto& [field, value] : {std::pair{"buffers_per_layer", group.buffers_per_layer},
                                      {"heads", group.heads},
                                      {"head_bytes", group.head_bytes},
                                      {"page_size", group.page_size},
-                                     {"page_count", group.page_count}}) {
+                                     {"page_count", group.page_count},
+                                     {"parts", group.parts}}) {
     if (value == 0) return invalid(fmt::format("group {}: {} is 0", group.name, field));
   }
   if (group.buffers_per_layer > 2)
@@ -112,10 +120,58 @@ Status check_group(const BufferGroup& group) {
     return invalid(
         fmt::format("group {}: page_size {} x heads {} x head_bytes {} is above 2^63 bytes",
                     group.name, group.page_size, group.heads, group.head_bytes));
+  KVSHARD_TRY(check_share(group));
   return check_strides(group);
 }
 
+/// Groups that share page ids must agree on what a page id means.
+Status check_table(const BufferGroup& first, const BufferGroup& second) {
+  if (first.table != second.table) return {};
+  for (const auto& [field, a, b] : {std::tuple{"page_size", first.page_size, second.page_size},
+                                    {"parts", first.parts, second.parts},
+                                    {"part", first.part, second.part},
+                                    {"interleave", first.stripe(), second.stripe()}}) {
+    if (a != b)
+      return invalid(fmt::format("groups {} and {} share table {}, but {} is {} and {}", first.name,
+                                 second.name, first.table, field, a, b));
+  }
+  return {};
+}
+
+/// The fields of a geometry that two ranks compare: what gives bytes their meaning, and with
+/// `own_side` also how a side cuts its tokens.
+std::vector<std::pair<std::string, std::string>> fields(const Geometry& geometry, bool own_side) {
+  std::vector<std::string_view> names;
+  for (const BufferGroup& group : geometry.groups) names.push_back(group.name);
+  std::vector<std::pair<std::string, std::string>> result{
+      {"model_id", geometry.model_id},
+      {"groups", fmt::format("{} ({})", names.size(), fmt::join(names, ", "))}};
+  for (const BufferGroup& group : geometry.groups) {
+    const auto add = [&](std::string_view field, const auto& value) {
+      result.emplace_back(fmt::format("{}.{}", group.name, field), fmt::format("{}", value));
+    };
+    add("layers", group.all_layers());
+    add("buffers_per_layer", group.buffers_per_layer);
+    add("element_type", to_string(group.element_type));
+    add("heads", group.all_heads());
+    add("head_bytes", group.head_bytes);
+    add("table", group.table);
+    if (!own_side) continue;
+    add("page_size", group.page_size);
+    add("parts", group.parts);
+    add("interleave", group.stripe());
+  }
+  return result;
+}
+
 }  // namespace
+
+Strides strides(const BufferGroup& group) noexcept {
+  const auto [token, head, page] = packed_strides(group);
+  return {group.token_stride != 0 ? group.token_stride : token,
+          group.head_stride != 0 ? group.head_stride : head,
+          group.page_stride != 0 ? group.page_stride : page};
+}
 
 std::string_view to_string(ElementType type) noexcept {
   switch (type) {
@@ -152,6 +208,8 @@ Status validate(const Geometry& geometry) {
   if (geometry.groups.empty() || geometry.groups.size() > kMaxBufferGroups)
     return invalid(
         fmt::format("{} groups, 1 to {} allowed", geometry.groups.size(), kMaxBufferGroups));
+  if (geometry.rank >= geometry.ranks)
+    return invalid(fmt::format("rank {} is not below ranks {}", geometry.rank, geometry.ranks));
   std::uint64_t buffers = 0;
   for (std::size_t g = 0; g < geometry.groups.size(); ++g) {
     const BufferGroup& group = geometry.groups[g];
@@ -159,6 +217,7 @@ Status validate(const Geometry& geometry) {
     for (std::size_t other = 0; other < g; ++other) {
       if (geometry.groups[other].name == group.name)
         return invalid(fmt::format("groups {} and {} are both named {}", other, g, group.name));
+      KVSHARD_TRY(check_table(geometry.groups[other], group));
     }
     buffers += std::uint64_t{group.layers} * group.buffers_per_layer;
     if (buffers > kMaxBuffers)
@@ -193,34 +252,23 @@ Status validate(const Pool& pool) {
 }
 
 std::vector<std::pair<std::string, std::string>> describe(const Geometry& geometry) {
-  std::vector<std::string_view> names;
-  for (const BufferGroup& group : geometry.groups) names.push_back(group.name);
-  std::vector<std::pair<std::string, std::string>> fields{
-      {"model_id", geometry.model_id},
-      {"groups", fmt::format("{} ({})", names.size(), fmt::join(names, ", "))}};
-  for (const BufferGroup& group : geometry.groups) {
-    const auto add = [&](std::string_view field, const auto& value) {
-      fields.emplace_back(fmt::format("{}.{}", group.name, field), fmt::format("{}", value));
-    };
-    add("layers", group.layers);
-    add("buffers_per_layer", group.buffers_per_layer);
-    add("element_type", to_string(group.element_type));
-    add("heads", group.heads);
-    add("head_bytes", group.head_bytes);
-    add("page_size", group.page_size);
-  }
-  return fields;
+  return fields(geometry, true);
 }
 
 Status check_compatible(const Geometry& prefill, const Geometry& decode) {
-  const auto ours = describe(prefill);
-  const auto theirs = describe(decode);
+  KVSHARD_TRY(validate(prefill));
+  KVSHARD_TRY(validate(decode));
+  const auto ours = fields(prefill, false);
+  const auto theirs = fields(decode, false);
   // "groups" holds the count, so lists of unequal length differ before either ends.
   const auto [a, b] = std::ranges::mismatch(ours, theirs);
-  if (a == ours.end()) return {};
-  return Error{ErrorCode::failed_precondition,
-               fmt::format("geometry differs: {} is {} on prefill and {} on decode", a->first,
-                           a->second, b->second)};
+  if (a != ours.end())
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("geometry differs: {} is {} on prefill and {} on decode", a->first,
+                             a->second, b->second)};
+  for (std::size_t g = 0; g < prefill.groups.size(); ++g)
+    KVSHARD_TRY(TokenMap::create(prefill.groups[g], decode.groups[g]));
+  return {};
 }
 
 FragmentShape page_shape(const BufferGroup& side, const BufferGroup& prefill,

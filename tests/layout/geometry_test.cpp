@@ -193,8 +193,28 @@ TEST(GeometryTest, NamesTheFirstFieldThatDiffersWithBothValues) {
             "geometry differs: kv.heads is 4 on prefill and 2 on decode");
   EXPECT_EQ(in_group(&BufferGroup::head_bytes, 8U),
             "geometry differs: kv.head_bytes is 16 on prefill and 8 on decode");
-  EXPECT_EQ(in_group(&BufferGroup::page_size, 16U),
-            "geometry differs: kv.page_size is 8 on prefill and 16 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::table, 1U),
+            "geometry differs: kv.table is 0 on prefill and 1 on decode");
+  EXPECT_EQ(in_group(&BufferGroup::page_size, 12U),
+            "geometry differs: kv.page_size is 8 on prefill and 12 on decode: neither divides the "
+            "other");
+  // Totals are compared, not what of them a rank holds.
+  EXPECT_EQ(difference([](Geometry& g) {
+              g.groups[0].layers = 1;
+              g.groups[0].total_layers = 3;
+            }),
+            "geometry differs: kv.layers is 2 on prefill and 3 on decode");
+  EXPECT_EQ(difference([](Geometry& g) {
+              g.groups[0].layers = 1;
+              g.groups[0].total_layers = 2;
+              g.groups[0].heads = 3;
+              g.groups[0].total_heads = 4;
+              g.groups[0].page_size = 4;
+              g.groups[0].parts = 3;
+              g.groups[0].part = 2;
+              g.groups[0].interleave = 1;
+            }),
+            "");
   // What may differ: how the bytes lie.
   EXPECT_EQ(difference([](Geometry& g) {
               g.groups[0].order = PageOrder::head_major;
@@ -204,12 +224,85 @@ TEST(GeometryTest, NamesTheFirstFieldThatDiffersWithBothValues) {
             "");
 }
 
-TEST(GeometryTest, DescribesWhatIsCompared) {
+TEST(GeometryTest, DescribesWhatARankHasInCommonWithItsSide) {
   const std::vector<std::pair<std::string, std::string>> expected{
-      {"model_id", "tiny"},          {"groups", "1 (kv)"},        {"kv.layers", "2"},
-      {"kv.buffers_per_layer", "2"}, {"kv.element_type", "bf16"}, {"kv.heads", "4"},
-      {"kv.head_bytes", "16"},       {"kv.page_size", "8"}};
-  EXPECT_EQ(describe(geometry()), expected);
+      {"model_id", "tiny"},        {"groups", "1 (kv)"},
+      {"kv.layers", "6"},          {"kv.buffers_per_layer", "2"},
+      {"kv.element_type", "bf16"}, {"kv.heads", "8"},
+      {"kv.head_bytes", "16"},     {"kv.table", "0"},
+      {"kv.page_size", "8"},       {"kv.parts", "2"},
+      {"kv.interleave", "8"}};
+  Geometry rank = geometry();
+  rank.ranks = 12;
+  rank.groups[0].total_layers = 6;
+  rank.groups[0].total_heads = 8;
+  rank.groups[0].parts = 2;
+  EXPECT_EQ(describe(rank), expected);
+  rank.rank = 11;
+  rank.groups[0].first_layer = 4;
+  rank.groups[0].first_head = 4;
+  rank.groups[0].part = 1;
+  rank.groups[0].interleave = 8;  // the page, and so by page
+  rank.groups[0].order = PageOrder::head_major;
+  rank.groups[0].page_count = 77;
+  EXPECT_EQ(describe(rank), expected);
+  rank.groups[0].interleave = 4;
+  EXPECT_EQ(describe(rank).back().second, "4");
+}
+
+TEST(GeometryTest, AShareIsAPartOfTheWhole) {
+  const auto share = [](auto... settings) {
+    return refusal([&](Geometry& changed) { (settings(changed.groups[0]), ...); });
+  };
+  const auto set = [](auto field, std::uint32_t value) {
+    return [=](BufferGroup& changed) { changed.*field = value; };
+  };
+  EXPECT_EQ(share(set(&BufferGroup::first_head, 4), set(&BufferGroup::total_heads, 8)), "");
+  EXPECT_EQ(share(set(&BufferGroup::first_head, 5), set(&BufferGroup::total_heads, 8)),
+            "geometry: group kv: first_head 5 and heads 4 leave the 8 of total_heads");
+  EXPECT_EQ(share(set(&BufferGroup::first_head, 1)),
+            "geometry: group kv: first_head 1 and heads 4 leave the 4 of total_heads");
+  EXPECT_EQ(share(set(&BufferGroup::total_heads, 3)),
+            "geometry: group kv: first_head 0 and heads 4 leave the 3 of total_heads");
+  EXPECT_NE(share(set(&BufferGroup::first_head, kMax32), set(&BufferGroup::total_heads, 8)), "");
+  EXPECT_EQ(share(set(&BufferGroup::first_layer, 5), set(&BufferGroup::total_layers, 6)),
+            "geometry: group kv: first_layer 5 and layers 2 leave the 6 of total_layers");
+  // Another stage holds the group.
+  EXPECT_EQ(share(set(&BufferGroup::layers, 0), set(&BufferGroup::total_layers, 6)), "");
+
+  EXPECT_EQ(share(set(&BufferGroup::parts, 4), set(&BufferGroup::part, 3)), "");
+  EXPECT_EQ(share(set(&BufferGroup::parts, 4), set(&BufferGroup::part, 4)),
+            "geometry: group kv: part 4 is not below parts 4");
+  EXPECT_EQ(share(set(&BufferGroup::parts, 0)), "geometry: group kv: parts is 0");
+  EXPECT_EQ(share(set(&BufferGroup::parts, 2), set(&BufferGroup::interleave, 4)), "");
+  EXPECT_EQ(share(set(&BufferGroup::parts, 2), set(&BufferGroup::interleave, 3)),
+            "geometry: group kv: interleave 3 does not divide page_size 8");
+  EXPECT_EQ(share(set(&BufferGroup::parts, 2), set(&BufferGroup::interleave, 16)),
+            "geometry: group kv: interleave 16 does not divide page_size 8");
+  EXPECT_EQ(share(set(&BufferGroup::interleave, 3)), "");  // of one part, and so ignored
+
+  EXPECT_EQ(refusal([](Geometry& changed) { changed.rank = 1; }),
+            "geometry: rank 1 is not below ranks 1");
+}
+
+TEST(GeometryTest, GroupsOfATableAgreeOnWhatAPageIs) {
+  const auto second = [](auto change) {
+    return refusal([&](Geometry& changed) {
+      changed.groups.push_back(group());
+      changed.groups[1].name = "idx";
+      change(changed.groups[1]);
+    });
+  };
+  EXPECT_EQ(second([](BufferGroup& idx) { idx.heads = 1; }), "");
+  EXPECT_EQ(second([](BufferGroup& idx) { idx.page_size = 16; }),
+            "geometry: groups kv and idx share table 0, but page_size is 8 and 16");
+  EXPECT_EQ(second([](BufferGroup& idx) { idx.parts = 2; }),
+            "geometry: groups kv and idx share table 0, but parts is 1 and 2");
+  EXPECT_EQ(second([](BufferGroup& idx) {
+              idx.parts = 2;
+              idx.table = 1;
+            }),
+            "");
 }
 
 TEST(GeometryTest, NamesItsEnumerators) {
