@@ -127,6 +127,8 @@ Status serve(const Shape& shape, std::uint32_t shards, std::uint32_t rank, int f
   options.shard_rank = rank;
   options.shard_size = shards;
   options.pool = pool.describe();
+  options.pool.geometry.groups[0].parts = shards;
+  options.pool.geometry.groups[0].part = rank;
   options.slot_payload_bytes = kSlotBytes;
   KVSHARD_TRY(auto transport, make_transport({}));
   KVSHARD_TRY(auto engine, make_copy_engine({}));

@@ -100,6 +100,8 @@ int main(int argc, char** argv) {
     options.shard_rank = rank;
     options.shard_size = kShards;
     options.pool = memory.describe();
+    options.pool.geometry.groups[0].parts = kShards;  // the rank holds every kShards-th page
+    options.pool.geometry.groups[0].part = rank;
     options.listen_host = "127.0.0.1";
     auto served = must(kvshard::PrefillRank::create(std::move(options),
                                                     must(kvshard::make_transport(transport)),

@@ -76,12 +76,29 @@ class PullListener {
   ~PullListener() = default;
 };
 
+/// Where the pages of one table go: this rank's own pages at the positions from first_position on.
+///
+/// By page with `parts` > 1 the rank has every parts-th position, those that are its part's in a chain
+/// whose position 0 is on part `base`; otherwise it has every position. Positions count pages of this
+/// side's page_size (interleaved: of page_size tokens of every part).
+struct PullPages {
+  std::uint32_t table{0};            ///< BufferGroup::table
+  std::span<const LocalPage> pages;  ///< copied
+  std::uint32_t first_position{0};   ///< what decode lacks starts here
+  std::uint32_t skip_tokens{0};      ///< and of that page, behind so many tokens
+  std::uint32_t end_position{0};  ///< where the request ends; 0: at first_position + pages.size()
+  std::uint32_t base{0};
+};
+
 struct PullRequest {
   GroupId group{};
   RoomId room{};
-  std::span<const LocalPage> pages;  ///< destinations of positions first_position, +1, ...; copied
-  std::uint32_t first_position{
-      0};  ///< what decode lacks starts here; the request ends at the last page
+  std::span<const LocalPage> pages;  ///< of table 0, as in PullPages
+  std::uint32_t first_position{0};
+  std::uint32_t skip_tokens{0};
+  std::uint32_t end_position{0};
+  std::uint32_t base{0};
+  std::span<const PullPages> more_tables{};  ///< besides table 0; copied
   EventHandle after{
       nullptr};  ///< CUDA engines: no page is written before it; borrowed until the event
   std::chrono::milliseconds deadline{60'000};  ///< for the whole pull

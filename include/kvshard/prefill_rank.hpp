@@ -52,11 +52,13 @@ struct Chunk {
   std::span<const LogicalPage>
       pages;  ///< the chain's pages at positions first_position, +1, ...; copied
   std::uint32_t first_position{0};
-  std::uint32_t first_layer{0};  ///< of every buffer group; with layer_count, for layer-wise chunks
+  std::uint32_t first_layer{
+      0};  ///< as the model numbers them; with layer_count, for layer-wise chunks
   std::uint32_t layer_count{0};  ///< 0: all layers
   EventHandle ready{
-      nullptr};      ///< CUDA engines: no byte is read before it; borrowed until the room's event
-  bool last{false};  ///< nothing follows; the room's length is where this chunk ends
+      nullptr};  ///< CUDA engines: no byte is read before it; borrowed until the room's event
+  std::uint32_t table{0};  ///< whose page numbers these are: BufferGroup::table
+  bool last{false};        ///< nothing follows, of any table; each is as long as its chunks reach
   std::span<const std::byte>
       side_data{};  ///< with `last`: up to 64 KiB for the decode side; copied
 };

@@ -159,14 +159,21 @@ Status DecodeRank::Impl::check_welcome(const Session& session, const wire::Welco
     return Error{ErrorCode::failed_precondition,
                  fmt::format("{} slots, {} bytes apart", welcome.slot_count, welcome.slot_stride)};
   }
-  KVSHARD_TRY(validate(welcome.geometry));
-  return check_compatible(welcome.geometry, options_.pool.geometry);
+  KVSHARD_TRY(check_compatible(welcome.geometry, options_.pool.geometry));
+  const auto& known = peer.group->geometries;
+  if (!known.empty() && known[peer.member.shard_rank] != welcome.geometry) {
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("geometry: rank {} holds another part of the model, or another pool, "
+                             "than when the group was connected",
+                             peer.member.shard_rank)};
+  }
+  return {};
 }
 
 void DecodeRank::Impl::on_welcome(Session& session, wire::Welcome& welcome) {
   if (Status fits = check_welcome(session, welcome); !fits)
     return refuse(session, std::move(fits).error());
-  session.view.emplace(options_.pool, welcome.geometry, options_.pool.geometry);
+  session.geometry = std::move(welcome.geometry);
   session.incarnation = welcome.incarnation;
   session.epoch = welcome.epoch;
   session.slot_count = welcome.slot_count;
@@ -186,14 +193,9 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
       return refuse(session, std::move(status).error());
     return lose(session, std::move(status).error());
   }
-  Peer& peer = session.peer;
+  session.probed = true;
+  const Peer& peer = session.peer;
   Group& group = *peer.group;
-  if (peer.last_incarnation != 0) counters::add(stats_.reconnects);
-  peer.last_incarnation = session.incarnation;
-  peer.failed_attempts = 0;
-  peer.ready = true;
-  ++ready_sessions_;
-  counters::add(stats_.peers);
   const PathReport& report = session.endpoint->path();
   log::info("connected: group {} epoch {} shard {} at {}: path {}: {}", group.spec.name,
             group.spec.epoch, peer.member.shard_rank, session.connection->peer(),
@@ -203,14 +205,53 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
     if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id));
         found != front_groups_.end()) {
       found->second.paths[peer.member.shard_rank] = report;
-      if (group.ready()) {
-        found->second.ready = true;
-        found->second.refused.reset();
-      }
+    }
+  }
+  assign(group, session);
+}
+
+// Who gives what is decided once, when every rank has said what it holds. `session` came last.
+void DecodeRank::Impl::assign(Group& group, Session& session) {
+  if (!group.lanes.empty()) return begin(session);
+  std::vector<Geometry> geometries;
+  for (const auto& peer : group.peers) {
+    if (peer->session == nullptr || !peer->session->probed) return;
+    geometries.push_back(*peer->session->geometry);
+  }
+  auto lanes = assign_lanes(geometries, options_.pool.geometry);
+  if (!lanes) return refuse(session, std::move(lanes).error());
+  group.geometries = std::move(geometries);
+  group.lanes = std::move(lanes).value();
+  for (const auto& peer : group.peers) {
+    if (peer->session != nullptr) begin(*peer->session);
+  }
+}
+
+// Tells a probed rank what it gives; from here on it can be pulled from.
+void DecodeRank::Impl::begin(Session& session) {
+  Peer& peer = session.peer;
+  Group& group = *peer.group;
+  const std::vector<Lane>& lanes = group.lanes[peer.member.shard_rank];
+  auto plan = TransferPlan::create(*session.geometry, options_.pool.geometry, lanes);
+  if (!plan) return refuse(session, std::move(plan).error());
+  session.view.emplace(std::move(plan).value(), Side::decode, options_.pool);
+  (void)session.connection->send(wire::Assign{lanes});
+  if (peer.last_incarnation != 0) counters::add(stats_.reconnects);
+  peer.last_incarnation = session.incarnation;
+  peer.failed_attempts = 0;
+  peer.ready = true;
+  ++ready_sessions_;
+  counters::add(stats_.peers);
+  if (!group.ready()) return;
+  {
+    const MutexLock lock{front_mutex_};
+    if (const auto found = front_groups_.find(static_cast<std::uint64_t>(group.id));
+        found != front_groups_.end()) {
+      found->second.ready = true;
+      found->second.refused.reset();
     }
     front_changed_.notify_all();
   }
-  if (!group.ready()) return;
   for (const std::uint64_t id : std::exchange(group.waiting, {})) {
     if (Pull* pull = find_pull(id); pull != nullptr && pull->state == Pull::State::connecting)
       send_pulls(*pull);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <optional>
@@ -26,11 +27,8 @@ namespace kvshard {
 // All state but front_* and events_ is used on the progress thread only.
 class DecodeRank::Impl {
  public:
-  Impl(DecodeOptions options, PoolView view, const Clock& clock)
-      : options_{std::move(options)},
-        whole_view_{std::move(view)},
-        clock_{clock},
-        incarnation_{random_id()} {}
+  Impl(DecodeOptions options, const Clock& clock)
+      : options_{std::move(options)}, clock_{clock}, incarnation_{random_id()} {}
   ~Impl();
 
   Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
@@ -59,6 +57,15 @@ class DecodeRank::Impl {
   struct Peer;
   struct Group;
 
+  // How this rank holds a table's pages.
+  struct OwnTable {
+    std::uint32_t number;
+    const BufferGroup*
+        group;  // of options_: one of the table's groups, for what they have in common
+    std::uint32_t page_count;
+    std::vector<std::uint64_t> seen;  // by page: the last pull that named it; under front_mutex_
+  };
+
   struct ReadyPiece {
     std::uint64_t pull;
     std::uint32_t shard_rank;
@@ -83,7 +90,9 @@ class DecodeRank::Impl {
     bool lost{false};
     std::unique_ptr<Connection> connection;
     std::unique_ptr<Endpoint> endpoint;
-    std::optional<PoolView> view;
+    std::optional<Geometry> geometry;  // from WELCOME on
+    bool probed{false};
+    std::optional<PoolView> view;  // from ASSIGN on
     std::uint64_t incarnation{0};
     std::uint64_t epoch{0};
     std::uint32_t slot_count{0};
@@ -111,15 +120,31 @@ class DecodeRank::Impl {
     GroupId id{};
     GroupSpec spec;
     std::vector<std::unique_ptr<Peer>> peers;  // by shard rank
-    std::vector<std::uint64_t> waiting;        // pulls that wait for sessions
+    // By shard rank, once every rank has said what it holds: that, and what it gives us.
+    std::vector<Geometry> geometries;
+    std::vector<std::vector<Lane>> lanes;
+    std::vector<std::uint64_t> waiting;  // pulls that wait for sessions
+    /// Whether rank `rank` gives us anything; not known before `lanes` is.
+    [[nodiscard]] bool gives(std::size_t rank) const { return !lanes[rank].empty(); }
     [[nodiscard]] bool ready() const {
-      return std::all_of(peers.begin(), peers.end(), [](const auto& peer) { return peer->ready; });
+      if (lanes.empty()) return false;
+      for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+        if (gives(rank) && !peers[rank]->ready) return false;
+      }
+      return true;
     }
   };
 
-  // A pull's dealings with one rank.
+  // A pull's dealings with one rank. One that gives nothing has no session and is done from the start.
   struct Part {
     Session* session{nullptr};
+    // Of each table of the session's plan; the units from the first piece on, which tells the base.
+    struct Tokens {
+      const TransferPlan::Table* table;
+      UnitList units;
+      Coverage coverage;
+    };
+    std::vector<Tokens> tables;
     struct ReadPiece {
       std::uint32_t slot;
       std::uint64_t generation;
@@ -142,20 +167,35 @@ class DecodeRank::Impl {
     std::uint64_t id{0};
     RoomId room{};
     Group* group{nullptr};
-    std::vector<LocalPage> pages;  // of positions first, first + 1, ...
-    std::uint32_t first{0};
+    // Where a table's pages go. What is said by the prefill ranks must be the same from all.
+    struct Table {
+      const OwnTable* own;
+      std::vector<LocalPage> pages;
+      std::uint64_t first_page{0};  // number of pages[0] among the rank's pages of the request
+      std::uint32_t phase{0};
+      std::uint64_t first_token{0}, end_token{0};
+      std::optional<std::uint32_t> base;         // of the prefill chain
+      std::optional<std::uint64_t> prefill_end;  // tokens
+    };
+    std::vector<Table> tables;
     EventHandle after{nullptr};
     TimePoint started{}, deadline{};
     PullListener* listener{nullptr};
     State state{State::connecting};
     Status status;
     TransferPath path{TransferPath::automatic};
-    std::optional<Coverage> coverage;
     std::vector<Part> parts;
     std::uint32_t scatters{0};  // copies into our pages that run now
 
-    [[nodiscard]] std::uint32_t end() const noexcept {
-      return first + static_cast<std::uint32_t>(pages.size());
+    template <typename Self>
+    static auto* find(Self& pull, std::uint32_t number) noexcept {
+      const auto found = std::ranges::find(pull.tables, number,
+                                           [](const Table& table) { return table.own->number; });
+      return found == pull.tables.end() ? nullptr : &*found;
+    }
+    [[nodiscard]] Table* find_table(std::uint32_t number) noexcept { return find(*this, number); }
+    [[nodiscard]] const Table* find_table(std::uint32_t number) const noexcept {
+      return find(*this, number);
     }
   };
 
@@ -192,6 +232,8 @@ class DecodeRank::Impl {
   void on_welcome(Session& session, wire::Welcome& welcome);
   Status check_welcome(const Session& session, const wire::Welcome& welcome) const;
   void probed(Session& session, Status status) noexcept;
+  void assign(Group& group, Session& session);
+  void begin(Session& session);
   void lose(Session& session, Error error) noexcept;
   void retire(std::unique_ptr<Session> session);
   void drop_retired() noexcept;
@@ -199,15 +241,20 @@ class DecodeRank::Impl {
   void on_bye(Session& session, wire::Bye& bye);
 
   // Pulls.
+  Status place(Pull& pull, const PullPages& pages) KVSHARD_REQUIRES(front_mutex_);
   void start_pull(std::shared_ptr<Pull> pull);
   void send_pulls(Pull& pull);
   void on_ready(Session& session, wire::Ready& ready);
-  Status check_ready(const Session& session, const Pull& pull, const Part& part,
-                     const wire::Ready& ready) const;
+  Result<Part::Tokens*> tokens_of(const Session& session, Pull& pull, Part& part,
+                                  const TransferPlan::Table& table, std::uint32_t base);
+  static Piece piece_of(const wire::Ready& ready, const Part::Tokens& tokens, const Pull& pull);
+  Status take_piece(Session& session, Pull& pull, Part& part, const wire::Ready& ready);
+  Status take_last(Session& session, Pull& pull, Part& part, wire::Ready& ready);
   void on_verdict(Session& session, wire::Verdict& verdict);
   void on_abort(Session& session, wire::Abort& abort);
   void commit_if_complete(Pull& pull);
   void fail(Pull& pull, Error error);
+  void finish_if_committed(Pull& pull);
   void finish_if_idle(Pull& pull);
   void finish(Pull& pull);
   Pull* find_pull(std::uint64_t id) noexcept {
@@ -233,7 +280,7 @@ class DecodeRank::Impl {
   [[nodiscard]] TimePoint now() const noexcept { return thread_->loop().now(); }
 
   const DecodeOptions options_;
-  const PoolView whole_view_;
+  std::deque<OwnTable> own_tables_;  // set by start()
   const Clock& clock_;
   const std::uint64_t incarnation_;
   std::uint64_t landing_stride_{0};
@@ -244,8 +291,6 @@ class DecodeRank::Impl {
   std::uint64_t next_group_ KVSHARD_GUARDED_BY(front_mutex_){1};
   std::uint64_t next_pull_ KVSHARD_GUARDED_BY(front_mutex_){1};
   std::uint64_t live_pulls_ KVSHARD_GUARDED_BY(front_mutex_){0};
-  std::vector<std::uint64_t> page_seen_
-      KVSHARD_GUARDED_BY(front_mutex_);  // by page: last pull that named it
   bool closing_ KVSHARD_GUARDED_BY(front_mutex_){false};
   bool closed_ KVSHARD_GUARDED_BY(front_mutex_){false};
   EventQueue<PullEvent> events_;
@@ -262,7 +307,6 @@ class DecodeRank::Impl {
   std::unordered_map<std::uint64_t, std::shared_ptr<Pull>> pulls_;
   std::deque<ReadyPiece> ready_;  // announced, waiting for a landing slot
   PoolView::Selection selection_;
-  std::vector<LocalPage> pages_;
   std::size_t ready_sessions_{0};
   std::uint64_t jitter_{random_id()};
   TimePoint swept_{};  // when sweep() last ran

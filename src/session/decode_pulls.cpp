@@ -29,68 +29,150 @@ void DecodeRank::Impl::start_pull(std::shared_ptr<Pull> made) {
 
 void DecodeRank::Impl::send_pulls(Pull& pull) {
   pull.state = Pull::State::pulling;
-  pull.coverage.emplace(static_cast<std::uint32_t>(pull.pages.size()), whole_view_.buffers());
   pull.parts.resize(pull.group->peers.size());
-  pull.path = pull.group->peers.front()->session->endpoint->path().path;
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(pull.deadline - now()).count();
   for (std::uint32_t rank = 0; rank < pull.parts.size(); ++rank) {
+    Part& part = pull.parts[rank];
+    part.timing.shard_rank = rank;
+    if (!pull.group->gives(rank)) {
+      part.last = part.committed = true;
+      continue;
+    }
     Session& session = *pull.group->peers[rank]->session;
-    pull.parts[rank].session = &session;
-    pull.parts[rank].timing.shard_rank = rank;
+    part.session = &session;
+    pull.path = session.endpoint->path().path;
     session.pulls.insert(pull.id);
-    (void)session.connection->send(
-        wire::Pull{.pull = pull.id,
-                   .room = pull.room,
-                   .first_position = pull.first,
-                   .end_position = pull.end(),
-                   .window = options_.window,
-                   .wait_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
-                       left, 0, std::numeric_limits<std::uint32_t>::max()))});
+    wire::Pull message{.pull = pull.id,
+                       .room = pull.room,
+                       .window = options_.window,
+                       .wait_ms = static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+                           left, 0, std::numeric_limits<std::uint32_t>::max()))};
+    for (const TransferPlan::Table& table : session.view->plan().tables()) {
+      const Pull::Table* const wanted = pull.find_table(table.number);
+      message.tables.push_back({.table = table.number});
+      if (wanted == nullptr) continue;  // nothing of it: right when the room has nothing either
+      message.tables.back().phase = wanted->phase;
+      message.tables.back().first_token = wanted->first_token;
+      message.tables.back().end_token = wanted->end_token;
+    }
+    (void)session.connection->send(message);
   }
+  commit_if_complete(pull);  // there may be nothing that any rank gives
 }
 
-Status DecodeRank::Impl::check_ready(const Session& session, const Pull& pull, const Part& part,
-                                     const wire::Ready& ready) const {
-  const auto bad = [&](std::string what) {
-    return Error{ErrorCode::invalid_argument,
-                 fmt::format("READY of pull {}: {}", ready.pull, what)};
-  };
-  if (part.last) return bad("a piece after the last");
-  if (ready.piece != part.pieces.size())
-    return bad(fmt::format("piece {}, expected {}", ready.piece, part.pieces.size()));
-  if (ready.last) {
-    if (ready.payload_bytes != 0 || !ready.positions.empty())
-      return bad("the last message carries a payload");
-    return {};
+namespace {
+Error bad_ready(std::uint64_t pull, std::string_view what) {
+  return Error{ErrorCode::invalid_argument, fmt::format("READY of pull {}: {}", pull, what)};
+}
+}  // namespace
+
+// What a rank's part of a table consists of, now that it says which chain it sends.
+Result<DecodeRank::Impl::Part::Tokens*> DecodeRank::Impl::tokens_of(
+    const Session& session, Pull& pull, Part& part, const TransferPlan::Table& table,
+    std::uint32_t base) {
+  Pull::Table* const wanted = pull.find_table(table.number);
+  if (wanted == nullptr)
+    return bad_ready(pull.id, fmt::format("table {} was not asked for", table.number));
+  const auto group = std::ranges::find(session.geometry->groups, table.number, &BufferGroup::table);
+  if (base >= group->parts)
+    return bad_ready(pull.id, fmt::format("base {} of {} parts", base, group->parts));
+  if (wanted->base.value_or(base) != base) {
+    return bad_ready(pull.id, fmt::format("table {} has base {} on one rank and {} on another",
+                                          table.number, *wanted->base, base));
   }
+  wanted->base = base;
+  auto known = std::ranges::find(part.tables, &table, &Part::Tokens::table);
+  if (known == part.tables.end()) {
+    UnitList units = table.tokens.units(group->phase(base), wanted->phase);
+    const UnitList::Range range =
+        units.empty() ? UnitList::Range{} : units.range(wanted->first_token, wanted->end_token);
+    part.tables.push_back(
+        {&table, std::move(units), {range, table.first_buffer, table.buffer_count}});
+    known = part.tables.end() - 1;
+  }
+  return &*known;
+}
+
+// Checks a piece against what was asked for, and notes it.
+Status DecodeRank::Impl::take_piece(Session& session, Pull& pull, Part& part,
+                                    const wire::Ready& ready) {
   if (part.unreleased >= options_.window)
-    return bad(fmt::format("more than {} slots at once", options_.window));
+    return bad_ready(pull.id, fmt::format("more than {} slots at once", options_.window));
   if (ready.slot >= session.slot_count)
-    return bad(fmt::format("slot {} of {}", ready.slot, session.slot_count));
-  const std::uint32_t buffers = session.view->buffers();
-  if (ready.buffer_count == 0 || ready.first_buffer >= buffers ||
-      ready.buffer_count > buffers - ready.first_buffer)
-    return bad(
-        fmt::format("buffers [{}, +{}) of {}", ready.first_buffer, ready.buffer_count, buffers));
-  std::uint64_t positions = 0;
-  for (const Run& run : ready.positions) {
-    const std::uint64_t last =
-        run.first + std::uint64_t{run.stride} * (run.count - std::uint64_t{1});
-    if (run.count == 0 || run.stride == 0 || run.first < pull.first || last >= pull.end())
-      return bad(fmt::format("positions {} + {} * {} outside [{}, {})", run.first, run.stride,
-                             run.count, pull.first, pull.end()));
-    positions += run.count;
+    return bad_ready(pull.id, fmt::format("slot {} of {}", ready.slot, session.slot_count));
+  const TransferPlan& plan = session.view->plan();
+  const auto table = std::ranges::find_if(plan.tables(), [&](const TransferPlan::Table& each) {
+    return ready.first_buffer >= each.first_buffer &&
+           ready.first_buffer < each.first_buffer + each.buffer_count;
+  });
+  if (table == plan.tables().end())
+    return bad_ready(pull.id, fmt::format("buffer {} of {}", ready.first_buffer, plan.buffers()));
+  KVSHARD_TRY(Part::Tokens* const tokens, tokens_of(session, pull, part, *table, ready.base));
+  const Piece piece = piece_of(ready, *tokens, pull);
+  if (!tokens->coverage.holds(piece)) {
+    return bad_ready(
+        pull.id, fmt::format("units [{}, +{}){} in buffers [{}, +{}) were not asked for",
+                             ready.first_unit, ready.unit_count, ready.partial ? " in part" : "",
+                             ready.first_buffer, ready.buffer_count));
   }
-  const std::uint64_t payload =
-      positions * session.view->page_bytes(ready.first_buffer, ready.buffer_count);
-  if (positions == 0 || positions > pull.pages.size() || payload != ready.payload_bytes)
-    return bad(fmt::format("{} bytes for {} positions, expected {}", ready.payload_bytes, positions,
-                           payload));
-  if (payload > options_.landing_payload_bytes || slot_bytes_for(payload) > session.slot_stride)
-    return bad(fmt::format("{} bytes do not fit the slots of {} and {}", payload,
-                           options_.landing_payload_bytes, session.slot_stride));
+  const std::uint64_t payload = session.view->payload_bytes(*table, piece);
+  if (payload != ready.payload_bytes || payload > options_.landing_payload_bytes ||
+      slot_bytes_for(payload) > session.slot_stride) {
+    return bad_ready(
+        pull.id, fmt::format("{} bytes for {} units, expected {}; slots hold {} here and {} there",
+                             ready.payload_bytes, ready.unit_count, payload,
+                             options_.landing_payload_bytes, session.slot_stride));
+  }
+  if (!tokens->coverage.mark(piece)) {
+    return bad_ready(pull.id,
+                     fmt::format("units [{}, +{}) came twice", ready.first_unit, ready.unit_count));
+  }
   return {};
+}
+
+// The end of a rank's stream: it must say how long the room is, as the others do.
+Status DecodeRank::Impl::take_last(Session& session, Pull& pull, Part& part, wire::Ready& ready) {
+  for (const TransferPlan::Table& table : session.view->plan().tables()) {
+    Pull::Table* const wanted = pull.find_table(table.number);
+    if (wanted == nullptr) continue;
+    const auto end = std::ranges::find(ready.tables, table.number, &wire::TableEnd::table);
+    if (end == ready.tables.end())
+      return bad_ready(pull.id, fmt::format("no end of table {}", table.number));
+    if (wanted->prefill_end.value_or(end->end_token) != end->end_token) {
+      return bad_ready(pull.id, fmt::format("table {} has {} tokens on one rank and {} on another",
+                                            table.number, *wanted->prefill_end, end->end_token));
+    }
+    wanted->prefill_end = end->end_token;
+    KVSHARD_TRY(const Part::Tokens* const tokens, tokens_of(session, pull, part, table, end->base));
+    const std::uint64_t end_token = std::min(wanted->end_token, end->end_token);
+    const std::uint64_t end_unit = tokens->units.empty() || end_token <= wanted->first_token
+                                       ? 0
+                                       : tokens->units.range(wanted->first_token, end_token).end;
+    if (!tokens->coverage.complete(end_unit)) {
+      return Error{ErrorCode::data_loss,
+                   fmt::format("{} of {} (unit, buffer) pairs of table {} were sent",
+                               tokens->coverage.marked(), tokens->coverage.expected(end_unit),
+                               table.number)};
+    }
+  }
+  part.last = true;
+  part.side_data = std::move(ready.side_data);
+  return {};
+}
+
+Piece DecodeRank::Impl::piece_of(const wire::Ready& ready, const Part::Tokens& tokens,
+                                 const Pull& pull) {
+  Piece piece{.first_unit = ready.first_unit,
+              .unit_count = ready.unit_count,
+              .partial = ready.partial,
+              .first_buffer = ready.first_buffer,
+              .buffer_count = ready.buffer_count};
+  if (ready.partial) {
+    const Pull::Table& table = *pull.find_table(tokens.table->number);
+    piece.skip = tokens.units.range(table.first_token, table.end_token).skip.value_or(0);
+  }
+  return piece;
 }
 
 void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
@@ -106,23 +188,20 @@ void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
     return;
   }
   Part& part = pull->parts[rank];
-  if (Status fits = check_ready(session, *pull, part, ready); !fits)
-    return refuse(session, std::move(fits).error());
+  if (part.last) return refuse(session, bad_ready(pull->id, "a piece after the last"));
+  if (ready.piece != part.pieces.size()) {
+    return refuse(session, bad_ready(pull->id, fmt::format("piece {}, expected {}", ready.piece,
+                                                           part.pieces.size())));
+  }
   if (ready.last) {
-    part.last = true;
-    part.side_data = std::move(ready.side_data);
+    if (Status fits = take_last(session, *pull, part, ready); !fits) {
+      if (fits.error().code == ErrorCode::data_loss) return fail(*pull, std::move(fits).error());
+      return refuse(session, std::move(fits).error());
+    }
     return commit_if_complete(*pull);
   }
-  for (const Run& run : ready.positions) {
-    for (std::uint32_t i = 0; i < run.count; ++i) {
-      const std::uint32_t position = run.first + i * run.stride;
-      if (!pull->coverage->mark(position - pull->first, ready.first_buffer, ready.buffer_count)) {
-        return refuse(session, Error{ErrorCode::invalid_argument,
-                                     fmt::format("READY of pull {}: position {} came twice",
-                                                 ready.pull, position)});
-      }
-    }
-  }
+  if (Status fits = take_piece(session, *pull, part, ready); !fits)
+    return refuse(session, std::move(fits).error());
   if (part.pieces.empty()) part.timing.first_ready = clock_.now() - pull->started;
   part.pieces.push_back({ready.slot, ready.generation, ready.payload_bytes});
   ++part.unreleased;
@@ -204,12 +283,13 @@ void DecodeRank::Impl::fetched(Landing& landing, Status status) noexcept {
                                                .piece = landing.ready.piece,
                                                .slot = landing.ready.slot,
                                                .generation = landing.ready.generation});
-  pages_.clear();
-  for (const Run& run : landing.ready.positions) {
-    for (std::uint32_t i = 0; i < run.count; ++i)
-      pages_.push_back(pull->pages[run.first + i * run.stride - pull->first]);
-  }
-  session.view->select(landing.ready.first_buffer, landing.ready.buffer_count, pages_, selection_);
+  const auto tokens = std::ranges::find_if(part.tables, [&](const Part::Tokens& each) {
+    return landing.ready.first_buffer >= each.table->first_buffer &&
+           landing.ready.first_buffer < each.table->first_buffer + each.table->buffer_count;
+  });
+  const Pull::Table& table = *pull->find_table(tokens->table->number);
+  session.view->select(tokens->units, piece_of(landing.ready, *tokens, *pull), table.pages,
+                       table.first_page, selection_);
   const CopyJob job{.direction = CopyJob::Direction::scatter,
                     .batches = selection_.batches,
                     .slot = landing.memory,
@@ -251,21 +331,20 @@ void DecodeRank::Impl::commit_if_complete(Pull& pull) {
   if (!std::all_of(pull.parts.begin(), pull.parts.end(),
                    [](const Part& part) { return part.complete(); }))
     return;
-  if (!pull.coverage->complete()) {
-    return fail(
-        pull,
-        Error{ErrorCode::data_loss,
-              fmt::format("{} (page, buffer) pairs were never sent, the first at position {}",
-                          pull.coverage->missing(), pull.first + pull.coverage->first_missing())});
-  }
   pull.state = Pull::State::committing;
   for (const Part& part : pull.parts) {
+    if (part.committed) continue;  // it gives nothing
     wire::PieceDigest digest;
     for (std::uint64_t i = 0; i < part.pieces.size(); ++i) {
       digest.add(i, part.pieces[i].slot, part.pieces[i].generation, part.pieces[i].payload_bytes);
     }
     (void)part.session->connection->send(wire::Commit{pull.id, part.pieces.size(), digest.value()});
   }
+  finish_if_committed(pull);
+}
+
+void DecodeRank::Impl::finish_if_committed(Pull& pull) {
+  if (std::ranges::all_of(pull.parts, &Part::committed)) finish(pull);
 }
 
 void DecodeRank::Impl::on_verdict(Session& session, wire::Verdict& verdict) {
@@ -284,9 +363,7 @@ void DecodeRank::Impl::on_verdict(Session& session, wire::Verdict& verdict) {
   }
   pull->parts[rank].committed = true;
   session.pulls.erase(pull->id);
-  if (std::all_of(pull->parts.begin(), pull->parts.end(),
-                  [](const Part& part) { return part.committed; }))
-    finish(*pull);
+  finish_if_committed(*pull);
 }
 
 void DecodeRank::Impl::on_abort(Session& session, wire::Abort& abort) {

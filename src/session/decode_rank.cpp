@@ -38,8 +38,7 @@ Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options,
                  fmt::format("landing_slots {} and window {} must not be 0", options.landing_slots,
                              options.window)};
   }
-  PoolView view{options.pool, options.pool.geometry, options.pool.geometry};
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(view),
+  auto impl = std::make_unique<Impl>(std::move(options),
                                      clock != nullptr ? *clock : SteadyClock::instance());
   KVSHARD_TRY(impl->start(std::move(transport), std::move(engine)));
   return std::unique_ptr<DecodeRank>{new DecodeRank{std::move(impl)}};
@@ -48,7 +47,15 @@ Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options,
 Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport,
                                std::unique_ptr<CopyEngine> engine) {
   KVSHARD_TRY(events_.open());
-  page_seen_.resize(whole_view_.page_count());
+  for (const BufferGroup& group : options_.pool.geometry.groups) {
+    const auto known = std::ranges::find(own_tables_, group.table, &OwnTable::number);
+    if (known == own_tables_.end()) {
+      own_tables_.push_back({group.table, &group, group.page_count, {}});
+    } else {
+      known->page_count = std::min(known->page_count, group.page_count);
+    }
+  }
+  for (OwnTable& table : own_tables_) table.seen.resize(table.page_count);
   landing_stride_ = (slot_bytes_for(options_.landing_payload_bytes) + 4095) / 4096 * 4096;
   // One slot more, for probes: what they read is thrown away.
   KVSHARD_TRY(landing_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
@@ -144,15 +151,72 @@ Result<PathReport> DecodeRank::Impl::path(GroupId group, std::uint32_t shard_ran
   return found->second.paths[shard_rank];
 }
 
-Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
+// Checks a table's destinations and takes them into the pull.
+Status DecodeRank::Impl::place(Pull& pull, const PullPages& request) {
+  const auto own = std::ranges::find(own_tables_, request.table, &OwnTable::number);
+  if (own == own_tables_.end())
+    return Error{ErrorCode::invalid_argument, fmt::format("no group has table {}", request.table)};
+  if (pull.find_table(request.table) != nullptr)
+    return Error{ErrorCode::invalid_argument, fmt::format("table {} twice", request.table)};
+  const BufferGroup& group = *own->group;
+  const bool by_page = group.stripe() == group.page_size;
   if (request.pages.size() > std::numeric_limits<std::uint32_t>::max() - request.first_position)
     return Error{ErrorCode::invalid_argument, "positions beyond 2^32"};
+  const std::uint64_t end = request.end_position != 0
+                                ? request.end_position
+                                : request.first_position + request.pages.size();
+  if (end < request.first_position || request.base >= group.parts ||
+      request.skip_tokens >= group.page_span()) {
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("table {}: positions [{}, {}), base {} of {} parts, {} of {} tokens "
+                             "skipped",
+                             request.table, request.first_position, end, request.base, group.parts,
+                             request.skip_tokens, group.page_span())};
+  }
+  // Positions of which this rank has the pages: every `step`-th from `phase` on.
+  const std::uint32_t step = by_page ? group.parts : 1;
+  const std::uint32_t phase = group.phase(request.base);
+  const auto pages_before = [&](std::uint64_t position) {
+    const std::uint64_t first = by_page ? phase : 0;
+    return position > first ? (position - first - 1) / step + 1 : 0;
+  };
+  Pull::Table table{.own = &*own,
+                    .pages = {request.pages.begin(), request.pages.end()},
+                    .first_page = pages_before(request.first_position),
+                    .phase = phase,
+                    .first_token = request.first_position * group.page_span() + request.skip_tokens,
+                    .end_token = end * group.page_span(),
+                    .base = {},
+                    .prefill_end = {}};
+  if (table.pages.size() != pages_before(end) - table.first_page) {
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("table {}: {} pages for positions [{}, {}), of which this rank has {}",
+                             request.table, table.pages.size(), request.first_position, end,
+                             pages_before(end) - table.first_page)};
+  }
+  if (table.first_token > table.end_token) table.first_token = table.end_token;
+  for (std::size_t i = 0; i < table.pages.size(); ++i) {
+    const std::uint32_t page = index(table.pages[i]);
+    if (page == 0 || page >= own->page_count || own->seen[page] == pull.id) {
+      return Error{
+          ErrorCode::invalid_argument,
+          fmt::format("destination page {} at position {} is {}", page,
+                      (by_page ? phase : 0) + (table.first_page + i) * step,
+                      page == 0                 ? "padding"
+                      : page >= own->page_count ? fmt::format("not below {}", own->page_count)
+                                                : "named twice")};
+    }
+    own->seen[page] = pull.id;
+  }
+  pull.tables.push_back(std::move(table));
+  return {};
+}
+
+Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
   if (request.after != nullptr && thread_->engine().memory_kind() != MemoryKind::cuda)
     return Error{ErrorCode::unsupported, "an event to wait for needs the CUDA copy engine"};
   auto pull = std::make_shared<Pull>();
   pull->room = request.room;
-  pull->pages.assign(request.pages.begin(), request.pages.end());
-  pull->first = request.first_position;
   pull->after = request.after;
   pull->listener = request.listener;
   pull->started = clock_.now();
@@ -170,18 +234,16 @@ Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
                                                             live_pulls_, options_.max_pulls)};
   }
   pull->id = next_pull_++;
-  for (std::size_t i = 0; i < pull->pages.size(); ++i) {
-    const std::uint32_t page = index(pull->pages[i]);
-    if (page == 0 || page >= page_seen_.size() || page_seen_[page] == pull->id) {
-      return Error{
-          ErrorCode::invalid_argument,
-          fmt::format("destination page {} at position {} is {}", page, pull->first + i,
-                      page == 0                   ? "padding"
-                      : page >= page_seen_.size() ? fmt::format("not below {}", page_seen_.size())
-                                                  : "named twice")};
-    }
-    page_seen_[page] = pull->id;
+  if (!request.pages.empty() ||
+      std::ranges::find(own_tables_, 0U, &OwnTable::number) != own_tables_.end()) {
+    KVSHARD_TRY(place(*pull, {.table = 0,
+                              .pages = request.pages,
+                              .first_position = request.first_position,
+                              .skip_tokens = request.skip_tokens,
+                              .end_position = request.end_position,
+                              .base = request.base}));
   }
+  for (const PullPages& pages : request.more_tables) KVSHARD_TRY(place(*pull, pages));
   ++live_pulls_;
   counters::add(stats_.pulls_started);
   counters::add(stats_.pulls);

@@ -28,13 +28,22 @@ namespace kvshard {
 // against front_ and post the rest.
 class PrefillRank::Impl final : public SlotTable::Owner {
  public:
-  Impl(PrefillOptions options, SendFilter filter, PoolView whole, const Clock& clock)
-      : options_{std::move(options)},
-        filter_{filter},
-        layout_{filter.layout()},
-        whole_view_{std::move(whole)},
-        clock_{clock},
-        incarnation_{random_id()} {}
+  // How this rank holds a table's pages.
+  struct OwnTable {
+    std::uint32_t number;
+    const BufferGroup*
+        group;  // of options_: one of the table's groups, for what they have in common
+    // By page it picks this rank's pages; interleaved, the rank has its part of every page, and so is a
+    // shard of one.
+    SendFilter filter;
+    std::uint32_t page_count;
+    std::uint32_t layers;  // of the model, in any of its groups
+  };
+
+  static Result<std::vector<OwnTable>> own_tables(const Geometry& geometry);
+
+  Impl(PrefillOptions options, const Clock& clock)
+      : options_{std::move(options)}, clock_{clock}, incarnation_{random_id()} {}
   ~Impl();
 
   Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
@@ -54,29 +63,30 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   // What public calls check against, before anything is posted.
   struct FrontRoom {
     bool last{false};
-    std::optional<std::uint32_t> base;  // owner of position 0: all chunks continue one cyclic chain
+    struct Table {
+      std::optional<std::uint32_t>
+          base;  // owner of position 0: all chunks continue one cyclic chain
+      std::uint64_t end_position{0};
+    };
+    std::vector<Table> tables;  // as own_tables_
   };
 
   // The owned part of a published chunk.
   struct OwnedChunk {
+    const OwnTable* table{nullptr};
     std::vector<LocalPage> pages;
-    Run positions;  // pages[i] is at first + i * stride
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> buffers;  // ranges (first, count)
+    std::uint64_t first_page{0};  // number of pages[0] among the rank's pages of the room
+    std::uint32_t base{0};
+    std::uint32_t first_layer{0}, layer_count{0};
     EventHandle ready{nullptr};
-
-    // How many of its positions lie before `position`.
-    [[nodiscard]] std::uint32_t before(std::uint32_t position) const noexcept {
-      if (position <= positions.first) return 0;
-      return std::min(positions.count, (position - positions.first - 1) / positions.stride + 1);
-    }
   };
 
   struct Room {
     RoomId id{};
     std::uint32_t unclaimed{0};  // pullers that have not come yet
     std::vector<OwnedChunk> chunks;
-    std::optional<std::uint32_t> length;  // positions, once the last chunk is here
-    TimePoint expires{TimePoint::max()};  // for the unclaimed, from the last chunk on
+    std::optional<std::vector<wire::TableEnd>> ends;  // by table, once the last chunk is here
+    TimePoint expires{TimePoint::max()};              // for the unclaimed, from the last chunk on
     std::vector<std::byte> side_data;
     std::vector<std::uint64_t> leases;  // live ones
     std::uint32_t gathering{0};         // slots that read its pages now
@@ -91,14 +101,23 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     Peer* peer{nullptr};
     Room* room{nullptr};
     std::uint64_t pull{0};
-    std::uint32_t first{0}, end{0};
     std::uint32_t window{1};
     bool queued{false};
 
-    // Where it stands in the room's chunks.
+    // What it wants of each table of the peer's plan.
+    struct Want {
+      wire::PullTable tokens;
+      const TransferPlan::Table* table;
+      std::optional<UnitList> units;  // from the first chunk on, which tells the chain's base
+      UnitList::Range range;
+    };
+    std::vector<Want> wants;
+
+    // Where it stands in the room's chunks: cutters of chunk `chunk`, the next one last.
     std::size_t chunk{0};
-    std::size_t range{0};
-    std::optional<PieceCutter> cutter;
+    bool chunk_begun{false};
+    const Want* want{nullptr};
+    std::vector<PieceCutter> cutters;
 
     struct SentPiece {
       std::uint32_t slot;
@@ -136,7 +155,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     TimePoint ping_due{};
     std::uint64_t pings{0};
     bool welcomed{false};
-    std::optional<PoolView> view;
+    Geometry geometry;
+    std::optional<PoolView> view;  // from ASSIGN on
     std::uint64_t capacity{0};
     std::unordered_map<std::uint64_t, std::uint64_t> leases;  // pull -> lease id
     std::unordered_map<std::uint64_t, RoomId> waiting;  // pulls of rooms that are not open yet
@@ -158,6 +178,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
                 void (Impl::*handler)(Peer&, Message&));
   void on_hello(Peer& peer, std::span<const std::byte> payload);
   Status check_hello(const wire::Hello& hello) const;
+  void on_assign(Peer& peer, wire::Assign& assign);
+  static Status check_pull(const Peer& peer, const wire::Pull& pull);
   void on_pull(Peer& peer, wire::Pull& pull);
   void on_release(Peer& peer, wire::Release& release);
   void on_commit(Peer& peer, wire::Commit& commit);
@@ -168,10 +190,11 @@ class PrefillRank::Impl final : public SlotTable::Owner {
 
   // Rooms and leases.
   void open_room(RoomId room, std::uint32_t pullers);
-  void add_chunk(RoomId room, OwnedChunk chunk, std::optional<std::uint32_t> length,
+  void add_chunk(RoomId room, OwnedChunk chunk, std::optional<std::vector<wire::TableEnd>> ends,
                  std::vector<std::byte> side_data);
   void abort_room(RoomId room, Error error);
   void claim(Peer& peer, Room& room, const wire::Pull& pull);
+  [[nodiscard]] Status check_ends(const Lease& lease) const;
   std::string commit_problem(const Lease& lease, const wire::Commit& commit) const;
   enum class Tell : bool { no, yes };
   void end_lease(Lease& lease, Status status, Tell tell);
@@ -180,6 +203,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   // Slots.
   void enqueue(Lease& lease);
   bool advance(Lease& lease);
+  void begin_chunk(Lease& lease, const OwnedChunk& chunk) const;
   void finish_if_drained(Lease& lease);
   void pump();
   bool gather(Lease& lease);
@@ -200,9 +224,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   [[nodiscard]] TimePoint now() const noexcept { return thread_->loop().now(); }
 
   const PrefillOptions options_;
-  const SendFilter filter_;
-  const PageLayout layout_;
-  const PoolView whole_view_;  // this rank's pool against itself: sizes only
+  std::vector<OwnTable> own_tables_;  // set by start(), then constant
   const Clock& clock_;
   const std::uint64_t incarnation_;
   std::uint64_t slot_stride_{0};

@@ -38,6 +38,9 @@ void PrefillRank::Impl::on_frame(Peer& peer, wire::MessageType type,
   if (type == MessageType::hello && !peer.welcomed) return on_hello(peer, payload);
   if (peer.welcomed) {
     switch (type) {
+      case MessageType::assign:
+        if (!peer.view) return dispatch<wire::Assign>(peer, payload, &Impl::on_assign);
+        break;
       case MessageType::pull:
         return dispatch<wire::Pull>(peer, payload, &Impl::on_pull);
       case MessageType::release:
@@ -107,14 +110,7 @@ Status PrefillRank::Impl::check_hello(const wire::Hello& hello) const {
                  fmt::format("heartbeat_ms: decode sends one each {} ms, prefill waits {} ms",
                              hello.heartbeat_ms, options_.peer_timeout.count())};
   }
-  KVSHARD_TRY(validate(hello.geometry));
-  KVSHARD_TRY(check_compatible(options_.pool.geometry, hello.geometry));
-  for (std::uint32_t b = 0; b < whole_view_.buffers(); ++b) {
-    if (whole_view_.page_bytes(b, 1) > hello.landing_payload_bytes)
-      return differs("landing_payload_bytes", hello.landing_payload_bytes,
-                     whole_view_.page_bytes(b, 1));
-  }
-  return {};
+  return check_compatible(options_.pool.geometry, hello.geometry);
 }
 
 void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload) {
@@ -131,7 +127,7 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
   if (!hello) return refuse(peer, std::move(hello).error());
   if (Status fits = check_hello(*hello); !fits) return refuse(peer, std::move(fits).error());
 
-  peer.view.emplace(options_.pool, options_.pool.geometry, hello->geometry);
+  peer.geometry = std::move(hello->geometry);
   peer.capacity = std::min(options_.slot_payload_bytes, hello->landing_payload_bytes);
   peer.welcomed = true;
   ++welcomed_;
@@ -149,6 +145,21 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
                     .slot_count = options_.slots,
                     .slot_stride = slot_stride_,
                     .heartbeat_ms = static_cast<std::uint32_t>(options_.heartbeat.count())});
+}
+
+void PrefillRank::Impl::on_assign(Peer& peer, wire::Assign& assign) {
+  auto plan = TransferPlan::create(options_.pool.geometry, peer.geometry, assign.lanes);
+  if (!plan) return refuse(peer, std::move(plan).error());
+  for (std::uint32_t b = 0; b < plan->buffers(); ++b) {
+    if (plan->unit_bytes(b, 1) <= peer.capacity) continue;
+    return refuse(
+        peer,
+        Error{ErrorCode::failed_precondition,
+              fmt::format("landing_payload_bytes: a page takes {} bytes, what decode can land "
+                          "and prefill's slots hold is {}",
+                          plan->unit_bytes(b, 1), peer.capacity)});
+  }
+  peer.view.emplace(std::move(plan).value(), Side::prefill, options_.pool);
 }
 
 }  // namespace kvshard

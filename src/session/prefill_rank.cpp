@@ -43,26 +43,40 @@ Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options,
                            {"heartbeat", options.heartbeat},
                            {"peer_timeout", options.peer_timeout}},
                           options.heartbeat, options.peer_timeout));
-  KVSHARD_TRY(
-      const auto layout,
-      PageLayout::create(options.shard_size, options.pool.geometry.groups.front().page_size));
-  KVSHARD_TRY(const auto filter, SendFilter::create(layout, options.shard_rank));
-  PoolView view{options.pool, options.pool.geometry, options.pool.geometry};
-  for (std::uint32_t b = 0; b < view.buffers(); ++b) {
-    if (view.page_bytes(b, 1) > options.slot_payload_bytes) {
+  for (const BufferGroup& group : options.pool.geometry.groups) {
+    if (group.layers > 0 && group.page_bytes() > options.slot_payload_bytes) {
       return Error{ErrorCode::invalid_argument,
-                   fmt::format("slot_payload_bytes {} holds no page of {} bytes",
-                               options.slot_payload_bytes, view.page_bytes(b, 1))};
+                   fmt::format("slot_payload_bytes {} holds no page of group {}, {} bytes",
+                               options.slot_payload_bytes, group.name, group.page_bytes())};
     }
   }
-  auto impl = std::make_unique<Impl>(std::move(options), filter, std::move(view),
+  auto impl = std::make_unique<Impl>(std::move(options),
                                      clock != nullptr ? *clock : SteadyClock::instance());
   KVSHARD_TRY(impl->start(std::move(transport), std::move(engine)));
   return std::unique_ptr<PrefillRank>{new PrefillRank{std::move(impl)}};
 }
 
+Result<std::vector<PrefillRank::Impl::OwnTable>> PrefillRank::Impl::own_tables(
+    const Geometry& geometry) {
+  std::vector<OwnTable> tables;
+  for (const BufferGroup& group : geometry.groups) {
+    const auto known = std::ranges::find(tables, group.table, &OwnTable::number);
+    if (known != tables.end()) {
+      known->page_count = std::min(known->page_count, group.page_count);
+      known->layers = std::max(known->layers, group.all_layers());
+      continue;
+    }
+    const bool by_page = group.stripe() == group.page_size;
+    KVSHARD_TRY(const auto layout, PageLayout::create(by_page ? group.parts : 1, group.page_size));
+    KVSHARD_TRY(const auto filter, SendFilter::create(layout, by_page ? group.part : 0));
+    tables.push_back({group.table, &group, filter, group.page_count, group.all_layers()});
+  }
+  return tables;
+}
+
 Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
                                 std::unique_ptr<CopyEngine> engine) {
+  KVSHARD_TRY(own_tables_, own_tables(options_.pool.geometry));
   KVSHARD_TRY(events_.open());
   slot_stride_ = (slot_bytes_for(options_.slot_payload_bytes) + 4095) / 4096 * 4096;
   KVSHARD_TRY(staging_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
@@ -120,9 +134,11 @@ Status PrefillRank::Impl::open(RoomId room, std::uint32_t pullers) {
       return Error{ErrorCode::resource_exhausted, fmt::format("{} rooms are open, max_rooms is {}",
                                                               front_.size(), options_.max_rooms)};
     }
-    if (!front_.try_emplace(room).second)
+    const auto [front, fresh] = front_.try_emplace(room);
+    if (!fresh)
       return Error{ErrorCode::failed_precondition,
                    fmt::format("room {} is open already", index(room))};
+    front->second.tables.resize(own_tables_.size());
     // Posted under the lock, so that the progress thread sees calls about a room in the order they took.
     post([this, room, pullers] { open_room(room, pullers); });
   }
@@ -130,17 +146,14 @@ Status PrefillRank::Impl::open(RoomId room, std::uint32_t pullers) {
 }
 
 Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
-  const std::uint32_t layers = [&] {
-    std::uint32_t most = 0;
-    for (const BufferGroup& group : options_.pool.geometry.groups)
-      most = std::max(most, group.layers);
-    return most;
-  }();
-  if (chunk.first_layer > layers || chunk.layer_count > layers - chunk.first_layer ||
+  const auto table = std::ranges::find(own_tables_, chunk.table, &OwnTable::number);
+  if (table == own_tables_.end())
+    return Error{ErrorCode::invalid_argument, fmt::format("no group has table {}", chunk.table)};
+  if (chunk.first_layer > table->layers || chunk.layer_count > table->layers - chunk.first_layer ||
       (chunk.layer_count == 0 && chunk.first_layer != 0)) {
     return Error{
         ErrorCode::invalid_argument,
-        fmt::format("layers [{}, +{}) of {}", chunk.first_layer, chunk.layer_count, layers)};
+        fmt::format("layers [{}, +{}) of {}", chunk.first_layer, chunk.layer_count, table->layers)};
   }
   if (chunk.side_data.size() > wire::kMaxSideDataBytes ||
       (!chunk.last && !chunk.side_data.empty())) {
@@ -153,26 +166,25 @@ Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
   if (chunk.ready != nullptr && thread_->engine().memory_kind() != MemoryKind::cuda)
     return Error{ErrorCode::unsupported, "a ready event needs the CUDA copy engine"};
 
-  OwnedChunk owned;
-  owned.pages.resize(filter_.capacity(chunk.pages.size()));
+  OwnedChunk owned{.table = &*table, .pages = {}};
+  owned.pages.resize(table->filter.capacity(chunk.pages.size()));
   KVSHARD_TRY(const OwnedPages selected,
-              filter_.select(chunk.pages, Position{chunk.first_position}, owned.pages));
+              table->filter.select(chunk.pages, Position{chunk.first_position}, owned.pages));
   owned.pages.resize(selected.pages.size());
-  owned.positions = selected.positions;
   for (std::uint32_t i = 0; i < owned.pages.size(); ++i) {
-    if (index(owned.pages[i]) >= whole_view_.page_count()) {
-      return Error{ErrorCode::invalid_argument,
-                   fmt::format("page {} at position {} is local page {}, and the pool has {}",
-                               index(layout_.logical(options_.shard_rank, owned.pages[i])),
-                               index(selected.position(i)), index(owned.pages[i]),
-                               whole_view_.page_count())};
+    if (index(owned.pages[i]) >= table->page_count) {
+      return Error{
+          ErrorCode::invalid_argument,
+          fmt::format("page {} at position {} is local page {}, and the pool has {}",
+                      index(chunk.pages[index(selected.position(i)) - chunk.first_position]),
+                      index(selected.position(i)), index(owned.pages[i]), table->page_count)};
     }
   }
-  owned.buffers = whole_view_.layer_ranges(chunk.first_layer,
-                                           chunk.layer_count != 0 ? chunk.layer_count : layers);
+  owned.first_page = selected.positions.first / selected.positions.stride;
+  owned.base = selected.base;
+  owned.first_layer = chunk.first_layer;
+  owned.layer_count = chunk.layer_count != 0 ? chunk.layer_count : table->layers;
   owned.ready = chunk.ready;
-  std::optional<std::uint32_t> length;
-  if (chunk.last) length = chunk.first_position + static_cast<std::uint32_t>(chunk.pages.size());
 
   const MutexLock lock{front_mutex_};
   const auto found = front_.find(room);
@@ -182,21 +194,33 @@ Status PrefillRank::Impl::publish(RoomId room, const Chunk& chunk) {
   if (found->second.last)
     return Error{ErrorCode::failed_precondition,
                  fmt::format("room {} has its last chunk already", index(room))};
+  FrontRoom::Table& front =
+      found->second.tables[static_cast<std::size_t>(table - own_tables_.begin())];
   if (!chunk.pages.empty()) {
-    if (found->second.base.value_or(selected.base) != selected.base) {
+    if (front.base.value_or(selected.base) != selected.base) {
       return Error{
           ErrorCode::invalid_argument,
           fmt::format(
               "position {} continues a chain of base {}, what was published before has base {}",
-              chunk.first_position, selected.base, *found->second.base)};
+              chunk.first_position, selected.base, *front.base)};
     }
-    found->second.base = selected.base;
+    front.base = selected.base;
   }
+  front.end_position = std::max(front.end_position, chunk.first_position + chunk.pages.size());
   found->second.last = chunk.last;
-  post([this, room, owned = std::move(owned), length,
+  std::optional<std::vector<wire::TableEnd>> ends;
+  if (chunk.last) {
+    ends.emplace();
+    for (std::size_t i = 0; i < own_tables_.size(); ++i) {
+      const FrontRoom::Table& end = found->second.tables[i];
+      ends->push_back({own_tables_[i].number, end.base.value_or(0),
+                       end.end_position * own_tables_[i].group->page_span()});
+    }
+  }
+  post([this, room, owned = std::move(owned), ends = std::move(ends),
         side_data =
             std::vector<std::byte>{chunk.side_data.begin(), chunk.side_data.end()}]() mutable {
-    add_chunk(room, std::move(owned), length, std::move(side_data));
+    add_chunk(room, std::move(owned), std::move(ends), std::move(side_data));
   });
   return {};
 }

@@ -40,31 +40,48 @@ void PrefillRank::Impl::open_room(RoomId id, std::uint32_t pullers) {
     end_room_if_idle(*opened->second);
 }
 
-void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk, std::optional<std::uint32_t> length,
+void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk,
+                                  std::optional<std::vector<wire::TableEnd>> ends,
                                   std::vector<std::byte> side_data) {
   const auto found = rooms_.find(id);
   if (found == rooms_.end()) return;  // ended meanwhile
   Room& room = *found->second;
   if (!chunk.pages.empty())
     room.chunks.push_back(std::move(chunk));  // a rank that owns nothing sends nothing
-  if (length) {
-    room.length = length;
+  if (ends) {
+    room.ends = std::move(ends);
     room.side_data = std::move(side_data);
     room.expires = now() + options_.lease;
     const std::vector<std::uint64_t> leases = room.leases;  // end_lease() edits the list
     for (const std::uint64_t lease_id : leases) {
       Lease& lease = *leases_.at(lease_id);
-      if (lease.end == *length) continue;
-      end_lease(lease,
-                Error{ErrorCode::invalid_argument,
-                      fmt::format("room {} has {} positions, the pull ends at {}", index(id),
-                                  *length, lease.end)},
-                Tell::yes);
+      if (Status fits = check_ends(lease); !fits) end_lease(lease, std::move(fits), Tell::yes);
       if (!rooms_.contains(id)) return;
     }
   }
   for (const std::uint64_t lease : room.leases) enqueue(*leases_.at(lease));
   pump();
+}
+
+// Whether the pull ends where the room does. The two may count in pages of unlike length: then the
+// shorter one, made up to the other's pages, must be as long.
+Status PrefillRank::Impl::check_ends(const Lease& lease) const {
+  for (const Lease::Want& want : lease.wants) {
+    const auto number = want.tokens.table;
+    const auto end = std::ranges::find(*lease.room->ends, number, &wire::TableEnd::table);
+    const auto group = std::ranges::find(lease.peer->geometry.groups, number, &BufferGroup::table);
+    const auto own = std::ranges::find(own_tables_, number, &OwnTable::number);
+    const std::uint64_t ours = end->end_token;
+    const std::uint64_t theirs = want.tokens.end_token;
+    const std::uint64_t apart = ours > theirs ? ours - theirs : theirs - ours;
+    const std::uint64_t longer = ours > theirs ? own->group->page_span() : group->page_span();
+    if (apart >= longer) {
+      return Error{ErrorCode::invalid_argument,
+                   fmt::format("room {} has {} tokens in table {}, the pull ends at {}",
+                               index(lease.room->id), ours, number, theirs)};
+    }
+  }
+  return {};
 }
 
 void PrefillRank::Impl::abort_room(RoomId id, Error error) {
@@ -79,15 +96,34 @@ void PrefillRank::Impl::abort_room(RoomId id, Error error) {
   pump();
 }
 
+// Against the plan: every table of it once, and phases that exist.
+Status PrefillRank::Impl::check_pull(const Peer& peer, const wire::Pull& pull) {
+  const auto bad = [](std::string what) {
+    return Error{ErrorCode::invalid_argument, "PULL: " + std::move(what)};
+  };
+  if (!peer.view) return bad("it came before ASSIGN");
+  const auto tables = peer.view->plan().tables();
+  if (tables.empty()) return bad("this rank was assigned nothing");
+  for (const TransferPlan::Table& table : tables) {
+    if (std::ranges::count(pull.tables, table.number, &wire::PullTable::table) != 1)
+      return bad(fmt::format("table {} is not there once", table.number));
+  }
+  if (pull.tables.size() != tables.size())
+    return bad(fmt::format("{} tables, {} were assigned", pull.tables.size(), tables.size()));
+  for (const wire::PullTable& table : pull.tables) {
+    const auto group = std::ranges::find(peer.geometry.groups, table.table, &BufferGroup::table);
+    if (table.phase >= group->parts)
+      return bad(
+          fmt::format("table {}: phase {} of {} parts", table.table, table.phase, group->parts));
+  }
+  return {};
+}
+
 void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
   const auto answer = [&](ErrorCode code, std::string message) {
     (void)peer.connection->send(wire::Abort{pull.pull, Error{code, std::move(message)}});
   };
-  if (pull.first_position > pull.end_position || pull.window == 0) {
-    return refuse(peer, Error{ErrorCode::invalid_argument,
-                              fmt::format("PULL of positions [{}, {}) with window {}",
-                                          pull.first_position, pull.end_position, pull.window)});
-  }
+  if (Status fits = check_pull(peer, pull); !fits) return refuse(peer, std::move(fits).error());
   if (peer.leases.contains(pull.pull) || peer.waiting.contains(pull.pull))
     return refuse(
         peer, Error{ErrorCode::invalid_argument, fmt::format("pull {} exists already", pull.pull)});
@@ -125,8 +161,12 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
   lease.peer = &peer;
   lease.room = &room;
   lease.pull = pull.pull;
-  lease.first = pull.first_position;
-  lease.end = pull.end_position;
+  for (const wire::PullTable& table : pull.tables) {
+    lease.wants.push_back({.tokens = table,
+                           .table = peer.view->plan().find_table(table.table),
+                           .units = {},
+                           .range = {}});
+  }
   lease.window = pull.window;
   lease.deadline = now() + options_.pull_timeout;
   leases_.emplace(id, std::move(made));
@@ -134,13 +174,8 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
   room.leases.push_back(id);
   counters::add(stats_.pulls_started);
   counters::add(stats_.leases);
-  if (room.length && *room.length != lease.end) {
-    end_lease(lease,
-              Error{ErrorCode::invalid_argument,
-                    fmt::format("room {} has {} positions, the pull ends at {}", index(room.id),
-                                *room.length, lease.end)},
-              Tell::yes);
-    return;
+  if (room.ends) {
+    if (Status fits = check_ends(lease); !fits) return end_lease(lease, std::move(fits), Tell::yes);
   }
   enqueue(lease);
 }

@@ -14,29 +14,58 @@ void PrefillRank::Impl::enqueue(Lease& lease) {
 // Moves a lease to its next piece; false when it has none now.
 bool PrefillRank::Impl::advance(Lease& lease) {
   const std::vector<OwnedChunk>& chunks = lease.room->chunks;
-  for (; lease.chunk < chunks.size(); ++lease.chunk, lease.range = 0) {
-    const OwnedChunk& chunk = chunks[lease.chunk];
-    const std::uint32_t low = chunk.before(lease.first);
-    const std::uint32_t high = chunk.before(lease.end);
-    for (; low < high && lease.range < chunk.buffers.size(); ++lease.range, lease.cutter.reset()) {
-      if (!lease.cutter)
-        lease.cutter.emplace(low, high, chunk.buffers[lease.range].first,
-                             chunk.buffers[lease.range].second);
-      if (!lease.cutter->done()) return true;
+  for (; lease.chunk < chunks.size(); ++lease.chunk, lease.chunk_begun = false) {
+    if (!std::exchange(lease.chunk_begun, true)) begin_chunk(lease, chunks[lease.chunk]);
+    for (; !lease.cutters.empty(); lease.cutters.pop_back()) {
+      if (!lease.cutters.back().done()) return true;
     }
   }
   return false;
 }
 
+// What the lease wants of a chunk: by range of layers, first the rest of a unit that its first token
+// splits, then whole units.
+void PrefillRank::Impl::begin_chunk(Lease& lease, const OwnedChunk& chunk) const {
+  const auto want = std::ranges::find(lease.wants, chunk.table->number,
+                                      [](const Lease::Want& each) { return each.tokens.table; });
+  if (want == lease.wants.end()) return;
+  lease.want = &*want;
+  if (!want->units) {
+    want->units =
+        want->table->tokens.units(chunk.table->group->phase(chunk.base), want->tokens.phase);
+    want->range = want->units->range(want->tokens.first_token, want->tokens.end_token);
+  }
+  if (want->units->empty()) return;
+  const std::uint64_t first = want->units->first_in_prefill_page(chunk.first_page);
+  const std::uint64_t end =
+      want->units->first_in_prefill_page(chunk.first_page + chunk.pages.size());
+  const UnitList::Range& range = want->range;
+  const auto layers =
+      lease.peer->view->plan().layer_ranges(*want->table, chunk.first_layer, chunk.layer_count);
+  // The last cutter runs first.
+  for (auto buffers = layers.rbegin(); buffers != layers.rend(); ++buffers) {
+    lease.cutters.emplace_back(std::max(first, range.first), std::min(end, range.end), std::nullopt,
+                               buffers->first, buffers->second);
+    if (range.skip && first < range.first && range.first <= end) {
+      lease.cutters.emplace_back(range.first - 1, range.first, range.skip, buffers->first,
+                                 buffers->second);
+    }
+  }
+}
+
 // The end of the stream: no piece is left and none can come.
 void PrefillRank::Impl::finish_if_drained(Lease& lease) {
-  if (lease.last_sent || lease.gathering > 0 || !lease.room->length || advance(lease)) return;
+  if (lease.last_sent || lease.gathering > 0 || !lease.room->ends || advance(lease)) return;
   lease.last_sent = true;
-  (void)lease.peer->connection->send(wire::Ready{.pull = lease.pull,
-                                                 .lease = lease.id,
-                                                 .piece = lease.pieces.size(),
-                                                 .last = true,
-                                                 .side_data = lease.room->side_data});
+  wire::Ready ready{.pull = lease.pull,
+                    .lease = lease.id,
+                    .piece = lease.pieces.size(),
+                    .last = true,
+                    .side_data = lease.room->side_data};
+  for (const wire::TableEnd& end : *lease.room->ends) {
+    if (lease.peer->view->plan().find_table(end.table) != nullptr) ready.tables.push_back(end);
+  }
+  (void)lease.peer->connection->send(ready);
 }
 
 // Gives free slots to leases with work, in turn, so that a long request does not hold up short ones.
@@ -90,27 +119,27 @@ void PrefillRank::Impl::unpark(Peer& peer) {
 // Starts the lease's next piece in a free slot; false when that ended the lease.
 bool PrefillRank::Impl::gather(Lease& lease) {
   const OwnedChunk& chunk = lease.room->chunks[lease.chunk];
-  const Piece piece = lease.cutter->next(*lease.peer->view, lease.peer->capacity);
-  const std::span pages = std::span{chunk.pages}.subspan(piece.first_page, piece.page_count);
-  lease.peer->view->select(piece.first_buffer, piece.buffer_count, pages, selection_);
-  const std::uint64_t payload =
-      lease.peer->view->page_bytes(piece.first_buffer, piece.buffer_count) * piece.page_count;
+  const PoolView& view = *lease.peer->view;
+  const Lease::Want& want = *lease.want;
+  const Piece piece = lease.cutters.back().next(view, *want.table, lease.peer->capacity);
+  view.select(*want.units, piece, chunk.pages, chunk.first_page, selection_);
+  const std::uint64_t payload = view.payload_bytes(*want.table, piece);
 
   SlotTable::Slot& slot = slots_->take(lease.id, lease.pieces.size());
   counters::add(stats_.slots_in_use);
-  slot.ready = {
-      .pull = lease.pull,
-      .lease = lease.id,
-      .piece = slot.piece,
-      .slot = slot.index,
-      .generation = slot.generation,
-      .payload_bytes = payload,
-      .first_buffer = piece.first_buffer,
-      .buffer_count = piece.buffer_count,
-      .checksum = options_.checksum,
-      .positions = {{.first = chunk.positions.first + piece.first_page * chunk.positions.stride,
-                     .stride = chunk.positions.stride,
-                     .count = piece.page_count}}};
+  slot.ready = {.pull = lease.pull,
+                .lease = lease.id,
+                .piece = slot.piece,
+                .slot = slot.index,
+                .generation = slot.generation,
+                .payload_bytes = payload,
+                .first_buffer = piece.first_buffer,
+                .buffer_count = piece.buffer_count,
+                .base = chunk.base,
+                .first_unit = piece.first_unit,
+                .unit_count = piece.unit_count,
+                .partial = piece.partial,
+                .checksum = options_.checksum};
   const CopyJob job{.direction = CopyJob::Direction::gather,
                     .batches = selection_.batches,
                     .slot = slot.memory,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -26,6 +27,7 @@ using Unsigned =
 //   text      u16 length, bytes
 //   cut_text  the same; what is too long is cut by the writer
 //   bytes     u32 length, bytes
+//   fixed     that many bytes
 //   list      u32 count, elements of at least `element_bytes` each
 //   constant  a number that has to be this one
 //   range     no bytes: a number read before has to be within [low, high]
@@ -56,6 +58,10 @@ class Measurer {
   void bytes(const char* field, const std::vector<std::byte>& value, std::size_t max_bytes) {
     limit(field, value.size(), max_bytes);
     size_ += sizeof(std::uint32_t) + value.size();
+  }
+  template <std::size_t Size>
+  void fixed(const char*, const std::array<std::byte, Size>&) {
+    size_ += Size;
   }
   template <class T, class Visit>
   void list(const char* field, const std::vector<T>& values, std::size_t max_count, std::size_t,
@@ -116,6 +122,10 @@ class Writer {
   void bytes(const char* field, const std::vector<std::byte>& value, std::size_t) {
     number(field, static_cast<std::uint32_t>(value.size()));
     raw(value.data(), value.size());
+  }
+  template <std::size_t Size>
+  void fixed(const char*, const std::array<std::byte, Size>& value) {
+    raw(value.data(), Size);
   }
   template <class T, class Visit>
   void list(const char* field, const std::vector<T>& values, std::size_t, std::size_t,
@@ -190,6 +200,12 @@ class Reader {
     if (!fits(field, size, max_bytes, 1)) return;
     value.assign(left_.begin(), left_.begin() + size);
     left_ = left_.subspan(size);
+  }
+  template <std::size_t Size>
+  void fixed(const char* field, std::array<std::byte, Size>& value) {
+    if (!need(field, Size)) return;
+    std::ranges::copy(left_.first(Size), value.begin());
+    left_ = left_.subspan(Size);
   }
   template <class T, class Visit>
   void list(const char* field, std::vector<T>& values, std::size_t max_count,
@@ -268,17 +284,33 @@ concept Is = std::same_as<std::remove_const_t<M>, T>;
 
 constexpr std::uint64_t kMax32 = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint64_t kMax64 = std::numeric_limits<std::uint64_t>::max();
-constexpr std::size_t kRunBytes = 12;
-constexpr std::size_t kMinGroupBytes = 52;  // with an empty name
+constexpr std::uint64_t kMaxTokens = std::uint64_t{1} << 62;  // of a request
+constexpr std::size_t kLaneBytes = 20;
+constexpr std::size_t kPullTableBytes = 24;
+constexpr std::size_t kTableEndBytes = 16;
+constexpr std::size_t kMinGroupBytes = 84;  // with an empty name
 
-void visit(auto& io, Is<Run> auto& run) {
-  io.number("positions.first", run.first);
-  io.number("positions.stride", run.stride);
-  io.number("positions.count", run.count);
-  io.range("positions.count", run.count, 1, kMax32);
-  io.range("positions.stride", run.stride, 1, kMax32);
-  io.range("positions.last", run.first + std::uint64_t{run.stride} * (std::uint64_t{run.count} - 1),
-           0, kMax32);
+void visit(auto& io, Is<Lane> auto& lane) {
+  io.number("lane.group", lane.group);
+  io.number("lane.first_layer", lane.first_layer);
+  io.number("lane.layers", lane.layers);
+  io.number("lane.first_head", lane.first_head);
+  io.number("lane.heads", lane.heads);
+}
+
+void visit(auto& io, Is<PullTable> auto& table) {
+  io.number("table.number", table.table);
+  io.number("table.phase", table.phase);
+  io.number("table.first_token", table.first_token);
+  io.number("table.end_token", table.end_token);
+  io.range("table.end_token", table.end_token, table.first_token, kMaxTokens);
+}
+
+void visit(auto& io, Is<TableEnd> auto& table) {
+  io.number("table.number", table.table);
+  io.number("table.base", table.base);
+  io.number("table.end_token", table.end_token);
+  io.range("table.end_token", table.end_token, 0, kMaxTokens);
 }
 
 void visit(auto& io, Is<BufferGroup> auto& group) {
@@ -294,12 +326,22 @@ void visit(auto& io, Is<BufferGroup> auto& group) {
   io.number("geometry.group.head_stride", group.head_stride);
   io.number("geometry.group.page_stride", group.page_stride);
   io.number("geometry.group.page_count", group.page_count);
+  io.number("geometry.group.table", group.table);
+  io.number("geometry.group.parts", group.parts);
+  io.number("geometry.group.part", group.part);
+  io.number("geometry.group.interleave", group.interleave);
+  io.number("geometry.group.first_head", group.first_head);
+  io.number("geometry.group.total_heads", group.total_heads);
+  io.number("geometry.group.first_layer", group.first_layer);
+  io.number("geometry.group.total_layers", group.total_layers);
 }
 
 void visit(auto& io, Is<Geometry> auto& geometry) {
   io.text("geometry.model_id", geometry.model_id, kMaxNameBytes);
   io.list("geometry.groups", geometry.groups, kMaxBufferGroups, kMinGroupBytes,
           [](auto& inner, auto& group) { visit(inner, group); });
+  io.number("geometry.rank", geometry.rank);
+  io.number("geometry.ranks", geometry.ranks);
   io.possible(geometry);
 }
 
@@ -308,7 +350,7 @@ void visit(auto& io, Is<Error> auto& error) {
   io.cut_text("error.message", error.message, kMaxMessageTextBytes);
 }
 
-// The part of HELLO that is the same in every version.
+// The part of HELLO and AUTHENTICATE that is the same in every version.
 void visit_prefix(auto& io, auto& hello) {
   io.constant("magic", kMagic);
   io.number("version_min", hello.version_min);
@@ -350,14 +392,19 @@ void visit(auto& io, Is<Welcome> auto& welcome) {
   io.number("heartbeat_ms", welcome.heartbeat_ms);
 }
 
+void visit(auto& io, Is<Assign> auto& assign) {
+  io.list("lanes", assign.lanes, kMaxLanes, kLaneBytes,
+          [](auto& inner, auto& lane) { visit(inner, lane); });
+}
+
 void visit(auto& io, Is<Pull> auto& pull) {
   io.number("pull", pull.pull);
   io.number("room", pull.room);
-  io.number("first_position", pull.first_position);
-  io.number("end_position", pull.end_position);
-  io.range("first_position", pull.first_position, 0, pull.end_position);
   io.number("window", pull.window);
+  io.range("window", pull.window, 1, kMax32);
   io.number("wait_ms", pull.wait_ms);
+  io.list("tables", pull.tables, kMaxBufferGroups, kPullTableBytes,
+          [](auto& inner, auto& table) { visit(inner, table); });
 }
 
 void visit(auto& io, Is<Ready> auto& ready) {
@@ -369,16 +416,21 @@ void visit(auto& io, Is<Ready> auto& ready) {
   io.number("payload_bytes", ready.payload_bytes);
   io.number("first_buffer", ready.first_buffer);
   io.number("buffer_count", ready.buffer_count);
+  io.number("base", ready.base);
+  io.number("first_unit", ready.first_unit);
+  io.number("unit_count", ready.unit_count);
+  io.flag("partial", ready.partial);
   io.flag("last", ready.last);
   io.flag("checksum", ready.checksum);
-  io.list("positions", ready.positions, kMaxRuns, kRunBytes,
-          [](auto& inner, auto& run) { visit(inner, run); });
+  io.list("tables", ready.tables, kMaxBufferGroups, kTableEndBytes,
+          [](auto& inner, auto& table) { visit(inner, table); });
   io.bytes("side_data", ready.side_data, kMaxSideDataBytes);
   io.range("first_buffer", ready.first_buffer, 0, kMaxBuffers);
   io.range("buffer_count", ready.buffer_count, 0, kMaxBuffers - ready.first_buffer);
   // The last READY ends the pull: it brings side data, and no bytes.
   io.range("payload_bytes", ready.payload_bytes, 0, ready.last ? 0 : kMax64);
-  io.range("positions", ready.positions.size(), 0, ready.last ? 0 : kMaxRuns);
+  io.range("unit_count", ready.unit_count, 0, ready.last ? 0 : kMax32);
+  io.range("tables", ready.tables.size(), 0, ready.last ? kMaxBufferGroups : 0);
   io.range("side_data", ready.side_data.size(), 0, ready.last ? kMaxSideDataBytes : 0);
 }
 
@@ -414,6 +466,23 @@ void visit(auto& io, Is<Bye> auto& bye) {
   visit(io, bye.error);
 }
 
+void visit(auto& io, Is<Authenticate> auto& authenticate) {
+  visit_prefix(io, authenticate);
+  io.versions(authenticate.version_min, authenticate.version_max);
+  io.fixed("nonce", authenticate.nonce);
+}
+
+void visit(auto& io, Is<Challenge> auto& challenge) {
+  io.constant("magic", kMagic);
+  io.number("version", challenge.version);
+  io.versions(challenge.version, challenge.version);
+  io.fixed("nonce", challenge.nonce);
+}
+
+void visit(auto& io, Is<Proof> auto& proof) {
+  io.fixed("mac", proof.mac);
+}
+
 }  // namespace
 
 std::string_view to_string(MessageType type) noexcept {
@@ -438,6 +507,14 @@ std::string_view to_string(MessageType type) noexcept {
       return "ping";
     case MessageType::bye:
       return "bye";
+    case MessageType::authenticate:
+      return "authenticate";
+    case MessageType::challenge:
+      return "challenge";
+    case MessageType::proof:
+      return "proof";
+    case MessageType::assign:
+      return "assign";
   }
   return "unknown";
 }
@@ -452,7 +529,7 @@ Result<FrameHeader> decode_header(std::span<const std::byte, kFrameHeaderBytes> 
                  fmt::format("frame header: a frame of {} bytes, at most {} allowed",
                              payload_bytes + kFrameHeaderBytes, max_frame_bytes)};
   if (type < static_cast<std::uint32_t>(MessageType::hello) ||
-      type > static_cast<std::uint32_t>(MessageType::bye))
+      type > static_cast<std::uint32_t>(MessageType::assign))
     return Error{ErrorCode::invalid_argument,
                  fmt::format("frame header: message type {} is not known", type)};
   if ((at(5) | at(6) | at(7)) != 0)
@@ -522,6 +599,10 @@ KVSHARD_WIRE_MESSAGE(Verdict);
 KVSHARD_WIRE_MESSAGE(Abort);
 KVSHARD_WIRE_MESSAGE(Ping);
 KVSHARD_WIRE_MESSAGE(Bye);
+KVSHARD_WIRE_MESSAGE(Assign);
+KVSHARD_WIRE_MESSAGE(Authenticate);
+KVSHARD_WIRE_MESSAGE(Challenge);
+KVSHARD_WIRE_MESSAGE(Proof);
 #undef KVSHARD_WIRE_MESSAGE
 
 }  // namespace kvshard::wire

@@ -18,7 +18,8 @@ template <class M>
 concept Message = std::same_as<M, Hello> || std::same_as<M, Welcome> || std::same_as<M, Pull> ||
     std::same_as<M, Ready> || std::same_as<M, Release> || std::same_as<M, Commit> ||
     std::same_as<M, Verdict> || std::same_as<M, Abort> || std::same_as<M, Ping> ||
-    std::same_as<M, Bye>;
+    std::same_as<M, Bye> || std::same_as<M, Authenticate> || std::same_as<M, Challenge> ||
+    std::same_as<M, Proof> || std::same_as<M, Assign>;
 
 template <Message M>
 inline constexpr MessageType type_of{};
@@ -42,6 +43,14 @@ template <>
 inline constexpr MessageType type_of<Ping> = MessageType::ping;
 template <>
 inline constexpr MessageType type_of<Bye> = MessageType::bye;
+template <>
+inline constexpr MessageType type_of<Authenticate> = MessageType::authenticate;
+template <>
+inline constexpr MessageType type_of<Challenge> = MessageType::challenge;
+template <>
+inline constexpr MessageType type_of<Proof> = MessageType::proof;
+template <>
+inline constexpr MessageType type_of<Assign> = MessageType::assign;
 
 /// The message's name as in MessageType, for logs; "unknown" for any other value.
 [[nodiscard]] std::string_view to_string(MessageType type) noexcept;
@@ -71,8 +80,8 @@ void encode(const M& message, std::vector<std::byte>& out);
 
 /// Reads a payload. Allocates no more than the payload's own size, whatever the counts in it say.
 /// Errors: invalid_argument naming message, field and value: truncated, trailing bytes, out of
-/// range or beyond a limit, a geometry that validate() refuses. HELLO and WELCOME of a protocol
-/// that is not spoken here: unsupported, naming both versions.
+/// range or beyond a limit, a geometry that validate() refuses. HELLO, WELCOME, AUTHENTICATE and
+/// CHALLENGE of a protocol that is not spoken here: unsupported, naming both versions.
 template <Message M>
 Result<M> decode(std::span<const std::byte> payload);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -7,6 +8,8 @@
 #include <vector>
 
 #include "kvshard/geometry.hpp"
+#include "kvshard/limits.hpp"
+#include "kvshard/plan.hpp"
 #include "kvshard/result.hpp"
 #include "kvshard/types.hpp"
 
@@ -17,11 +20,11 @@ inline constexpr std::uint32_t kMagic = 0x3153564bU;  // "KVS1" as little-endian
 inline constexpr std::uint16_t kProtocolVersion = 1;
 
 /// Bounds on what a peer may send; a message beyond one is refused whole.
-inline constexpr std::size_t kMaxFrameBytes = 1U << 20;
-inline constexpr std::size_t kMaxSideDataBytes = 64U << 10;
-inline constexpr std::size_t kMaxBlobBytes = 16U << 10;    ///< a transport address or packed memory
-inline constexpr std::size_t kMaxMessageTextBytes = 1024;  ///< an error's text
-inline constexpr std::size_t kMaxRuns = 16384;             ///< of positions in one READY
+inline constexpr std::size_t kMaxFrameBytes = ProtocolLimits::kFrameBytes;
+inline constexpr std::size_t kMaxSideDataBytes = ProtocolLimits::kSideDataBytes;
+inline constexpr std::size_t kMaxBlobBytes = ProtocolLimits::kBlobBytes;
+inline constexpr std::size_t kMaxMessageTextBytes = ProtocolLimits::kTextBytes;
+inline constexpr std::size_t kMaxLanes = ProtocolLimits::kLanes;
 
 enum class MessageType : std::uint8_t {
   hello = 1,
@@ -34,6 +37,10 @@ enum class MessageType : std::uint8_t {
   abort = 8,
   ping = 9,
   bye = 10,
+  authenticate = 11,
+  challenge = 12,
+  proof = 13,
+  assign = 14,
 };
 
 /// decode -> prefill, first on a connection.
@@ -66,18 +73,43 @@ struct Welcome {
   std::uint32_t heartbeat_ms{0};
 };
 
-/// decode -> prefill: send me positions [first, end) of a room. `pull` is unique on its connection.
+/// decode -> prefill, once, when decode has the WELCOME of every rank of the group: what this rank gives,
+/// by assign_lanes(). Both make a TransferPlan of it; buffers and units are numbered as there.
+struct Assign {
+  std::vector<Lane> lanes;
+};
+
+/// What a pull wants of one table: the decode rank's tokens among [first_token, end_token).
+struct PullTable {
+  std::uint32_t table{0};
+  std::uint32_t phase{0};  ///< of the decode rank's pages
+  std::uint64_t first_token{0};
+  std::uint64_t end_token{0};
+
+  friend bool operator==(const PullTable&, const PullTable&) = default;
+};
+
+/// decode -> prefill: send me what you were assigned of a room. `pull` is unique on its connection.
 struct Pull {
   std::uint64_t pull{0};
   RoomId room{};
-  std::uint32_t first_position{0};
-  std::uint32_t end_position{0};
   std::uint32_t window{0};   ///< slots that may be exposed for this pull at once
   std::uint32_t wait_ms{0};  ///< how long the room may take to be opened
+  std::vector<PullTable> tables{};
 };
 
-/// prefill -> decode: one piece is in a slot. The last READY of a pull has `last`, no payload and the
-/// side data. Positions are in slot order; buffers are numbered through all groups.
+/// How much of a table a room has, and the rotation base of its chain (0 where pages do not rotate).
+struct TableEnd {
+  std::uint32_t table{0};
+  std::uint32_t base{0};
+  std::uint64_t end_token{0};
+
+  friend bool operator==(const TableEnd&, const TableEnd&) = default;
+};
+
+/// prefill -> decode: one piece is in a slot: units [first_unit, +unit_count) in the buffers [first_buffer,
+/// +buffer_count), which are of one table. The last READY of a pull has `last`, no payload, the tables' ends
+/// and the side data.
 struct Ready {
   std::uint64_t pull{0};
   std::uint64_t lease{0};
@@ -87,9 +119,13 @@ struct Ready {
   std::uint64_t payload_bytes{0};
   std::uint32_t first_buffer{0};
   std::uint32_t buffer_count{0};
+  std::uint32_t base{0};  ///< rotation base of the chain
+  std::uint64_t first_unit{0};
+  std::uint32_t unit_count{0};
+  bool partial{false};  ///< of one unit, only the tokens from the pull's first_token on
   bool last{false};
   bool checksum{false};
-  std::vector<Run> positions{};
+  std::vector<TableEnd> tables{};
   std::vector<std::byte> side_data{};
 };
 
@@ -129,6 +165,28 @@ struct Ping {
 /// The last message on a connection: a refusal, or a goodbye.
 struct Bye {
   Error error;
+};
+
+/// Random bytes of one side, for one connection; and what HMAC-SHA256 gives.
+using Nonce = std::array<std::byte, 32>;
+using Mac = std::array<std::byte, 32>;
+
+/// decode -> prefill, first on a connection of sides that share a secret, before HELLO.
+struct Authenticate {
+  std::uint16_t version_min{kProtocolVersion};
+  std::uint16_t version_max{kProtocolVersion};
+  Nonce nonce{};
+};
+
+/// prefill -> decode: the answer to AUTHENTICATE.
+struct Challenge {
+  std::uint16_t version{kProtocolVersion};
+  Nonce nonce{};
+};
+
+/// decode -> prefill, then prefill -> decode: whoever sends this knows the secret.
+struct Proof {
+  Mac mac{};
 };
 
 /// What COMMIT compares: an order-dependent hash of every (piece, slot, generation, payload_bytes).

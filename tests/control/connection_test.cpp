@@ -190,8 +190,8 @@ TEST_F(ConnectionTest, ReadsManyFramesOfOneWrite) {
 
 TEST_F(ConnectionTest, ReadsFramesLargerThanAReadAndMixesThemWithSmallOnes) {
   adopt();
-  wire::Ready large{.positions = {}, .side_data = {}};
-  large.positions.assign(wire::kMaxRuns, kvshard::Run{1, 1, 1});  // 192 KiB
+  wire::Ready large{.last = true};
+  large.side_data.resize(wire::kMaxSideDataBytes);
   std::vector<std::byte> bytes;
   for (std::uint64_t i = 0; i < 6; ++i) {
     wire::encode(wire::Ping{i}, bytes);
@@ -210,13 +210,13 @@ TEST_F(ConnectionTest, ReadsFramesLargerThanAReadAndMixesThemWithSmallOnes) {
     const auto ready = wire::decode<wire::Ready>(recorder_.frames[2 * i + 1].second);
     ASSERT_TRUE(ready) << ready.error().message;
     EXPECT_EQ(ready->piece, i);
-    EXPECT_EQ(ready->positions.size(), wire::kMaxRuns);
+    EXPECT_EQ(ready->side_data.size(), wire::kMaxSideDataBytes);
   }
 }
 
 TEST_F(ConnectionTest, WritesOnWhenASlowPeerReads) {
   adopt();
-  wire::Ready large{.last = true, .positions = {}, .side_data = {}};
+  wire::Ready large{.last = true};
   std::vector<std::byte> expected;
   std::uint64_t piece = 0;
   while (connection_->queued_bytes() < 256U << 10) {  // until the socket takes no more
@@ -242,7 +242,7 @@ TEST_F(ConnectionTest, WritesOnWhenASlowPeerReads) {
 
 TEST_F(ConnectionTest, ClosesWhenAPeerThatDoesNotReadFillsTheQueue) {
   adopt({.max_queued_bytes = 200'000});
-  wire::Ready large{.last = true, .positions = {}, .side_data = {}};
+  wire::Ready large{.last = true};
   large.side_data.resize(wire::kMaxSideDataBytes);
   Status status;
   while (status) {
@@ -262,7 +262,7 @@ TEST_F(ConnectionTest, ClosesWhenAPeerThatDoesNotReadFillsTheQueue) {
 
 TEST_F(ConnectionTest, RefusesToSendWhatIsBeyondTheWiresLimits) {
   adopt();
-  wire::Ready ready{.last = true, .positions = {}, .side_data = {}};
+  wire::Ready ready{.last = true};
   ready.side_data.resize(wire::kMaxSideDataBytes + 1);
   EXPECT_EQ(connection_->send(ready).error().code, ErrorCode::invalid_argument);
   EXPECT_TRUE(connection_->send(wire::Ping{}));  // the connection goes on

@@ -60,6 +60,7 @@ void prefill_main(Pace pace, int socket, const std::string& request) {
   std::string device, namespace_setup;
   in >> setup.options.shard_rank >> setup.options.shard_size >> setup.options.listen_port >>
       setup.options.epoch >> setup.options.group >> setup.options.listen_host;
+  setup.geometry = by_page(setup.geometry, setup.options.shard_rank, setup.options.shard_size);
   in >> device;
   std::getline(in >> std::ws, namespace_setup);
   if (!namespace_setup.empty()) {  // its own network, which the parent connects to ours

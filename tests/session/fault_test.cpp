@@ -432,6 +432,12 @@ wire::Hello hello_for(FaultCluster& cluster) {
           .heartbeat_ms = 100};
 }
 
+// What a decode rank sends after WELCOME: all that the prefill rank holds.
+wire::Assign assign_all(const FaultCluster& cluster) {
+  const BufferGroup& group = cluster.pool->geometry().groups[0];
+  return {.lanes = {{.layers = group.layers, .heads = group.heads}}};
+}
+
 // Two waiting pulls of one number used to leave a lease behind that pointed at a peer long gone.
 TEST(FaultTest, TheSamePullNumberTwiceIsRefusedEvenWhileItWaits) {
   FaultSetup setup;
@@ -442,8 +448,8 @@ TEST(FaultTest, TheSamePullNumberTwiceIsRefusedEvenWhileItWaits) {
   const auto welcome = peer.receive();
   ASSERT_TRUE(welcome && welcome->first == wire::MessageType::welcome);
   const wire::Pull pull{
-      .pull = 5, .room = RoomId{1}, .end_position = 4, .window = 2, .wait_ms = 60'000};
-  ASSERT_TRUE(peer.send(pull) && peer.send(pull));
+      .pull = 5, .room = RoomId{1}, .window = 2, .wait_ms = 60'000, .tables = {{.end_token = 16}}};
+  ASSERT_TRUE(peer.send(assign_all(cluster)) && peer.send(pull) && peer.send(pull));
   const auto answer = peer.receive();
   ASSERT_TRUE(answer);
   ASSERT_EQ(answer->first, wire::MessageType::bye);
@@ -457,9 +463,12 @@ TEST(FaultTest, TheSamePullNumberTwiceIsRefusedEvenWhileItWaits) {
 
 // acceptance 44: slots, generations, counts that are not the peer's own.
 TEST(FaultTest, AHostilePeerLosesItsSessionAndNobodyElses) {
-  using Message = std::variant<wire::Pull, wire::Release, wire::Commit, wire::Ready>;
+  using Message = std::variant<wire::Assign, wire::Pull, wire::Release, wire::Commit, wire::Ready>;
   const Message messages[] = {
-      wire::Pull{.pull = 9, .room = RoomId{1}, .first_position = 5, .end_position = 6, .window = 0},
+      wire::Pull{.pull = 9, .room = RoomId{1}, .window = 2, .tables = {{.table = 3}}},
+      wire::Pull{.pull = 9, .room = RoomId{1}, .window = 2, .tables = {{.phase = 1}}},
+      wire::Pull{.pull = 9, .room = RoomId{1}, .window = 2},
+      wire::Assign{.lanes = {{.layers = 3, .heads = 2}}},  // a second one
       wire::Release{.pull = 1, .slot = 4'000'000'000U},
       wire::Release{.pull = 1, .slot = 3, .generation = 12345},
       wire::Release{.pull = 1, .piece = 77, .slot = 0, .generation = 1},
@@ -472,14 +481,15 @@ TEST(FaultTest, AHostilePeerLosesItsSessionAndNobodyElses) {
     for (auto& prefill : cluster.prefills) ASSERT_TRUE(prefill->open(RoomId{1}, 2).ok());
     RawPeer peer{cluster.prefills[0]->member()};
     ASSERT_TRUE(peer.send(hello_for(cluster)) && peer.receive());
-    ASSERT_TRUE(
-        peer.send(wire::Pull{.pull = 1, .room = RoomId{1}, .end_position = 4, .window = 2}));
+    ASSERT_TRUE(peer.send(assign_all(cluster)));
+    ASSERT_TRUE(peer.send(
+        wire::Pull{.pull = 1, .room = RoomId{1}, .window = 2, .tables = {{.end_token = 16}}}));
     ASSERT_TRUE(eventually([&] { return cluster.prefills[0]->stats().leases == 1; }));
     // A message that breaks the wire's own rules cannot be encoded politely; those that can go as they are.
     std::visit([&](const auto& rude) { ASSERT_TRUE(peer.send(rude)); }, message);
     bool closed = false;
     while (const auto frame = peer.receive()) closed = frame->first == wire::MessageType::bye;
-    EXPECT_TRUE(closed || std::holds_alternative<wire::Pull>(message));
+    EXPECT_TRUE(closed);
     ASSERT_TRUE(eventually([&] { return cluster.prefills[0]->stats().leases == 0; }));
     EXPECT_EQ(cluster.prefills[0]->stats().peers, 1U);
     cluster.expect_works(group, 2);
@@ -495,7 +505,9 @@ TEST(FaultTest, ACommitOfSomethingElseIsStale) {
   ASSERT_TRUE(cluster.prefills[0]->publish(RoomId{1}, {.pages = {}, .last = true}).ok());
   RawPeer peer{cluster.prefills[0]->member()};
   ASSERT_TRUE(peer.send(hello_for(cluster)) && peer.receive());
-  ASSERT_TRUE(peer.send(wire::Pull{.pull = 1, .room = RoomId{1}, .window = 2}));
+  ASSERT_TRUE(peer.send(assign_all(cluster)));
+  ASSERT_TRUE(
+      peer.send(wire::Pull{.pull = 1, .room = RoomId{1}, .window = 2, .tables = {{.table = 0}}}));
   const auto ready = peer.receive();
   ASSERT_TRUE(ready && ready->first == wire::MessageType::ready);
   for (const std::uint64_t pull :

@@ -67,6 +67,7 @@ class Cluster {
     setup.options.shard_rank = rank;
     setup.options.shard_size = options_.shard_size;
     for (BufferGroup& group : setup.geometry.groups) group.page_count = options_.pages_per_rank + 1;
+    setup.geometry = by_page(setup.geometry, rank, options_.shard_size);
     setup.transport.kind = options_.where == Where::loopback ? TransportOptions::Kind::loopback
                                                              : TransportOptions::Kind::ucx;
     setup.transport.path = options_.path;

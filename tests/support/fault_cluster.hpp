@@ -89,7 +89,8 @@ class FaultCluster {
     layout = PageLayout::create(setup_.shard_size, 4).value();
     allocator.emplace(PageAllocator::create(*layout, setup_.pages_per_rank).value());
     for (std::uint32_t rank = 0; rank < setup_.shard_size; ++rank)
-      pools.push_back(std::make_unique<PatternedPool>(small_geometry(setup_.pages_per_rank + 1)));
+      pools.push_back(std::make_unique<PatternedPool>(
+          by_page(small_geometry(setup_.pages_per_rank + 1), rank, setup_.shard_size)));
     pool.emplace(small_geometry(setup_.decode_pages));
     for (std::uint32_t page = 1; page < setup_.decode_pages; ++page)
       free_.push_back(LocalPage{page});

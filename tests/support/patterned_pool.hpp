@@ -50,6 +50,15 @@ inline Geometry small_geometry(std::uint32_t page_count, std::uint32_t layers = 
                       .page_count = page_count}}};
 }
 
+/// The same, as rank `part` of `parts` that share the tokens by page holds it.
+inline Geometry by_page(Geometry geometry, std::uint32_t part, std::uint32_t parts) {
+  for (BufferGroup& group : geometry.groups) {
+    group.parts = parts;
+    group.part = part;
+  }
+  return geometry;
+}
+
 /// Host memory for a geometry, filled with canaries; packed pages only.
 class PatternedPool {
  public:

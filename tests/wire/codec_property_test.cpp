@@ -136,27 +136,28 @@ TEST(CodecPropertyTest, RandomReadiesRoundTrip) {
                 .slot = static_cast<std::uint32_t>(random()),
                 .generation = random(),
                 .first_buffer = static_cast<std::uint32_t>(random() % (kMaxBuffers + 1)),
+                .base = static_cast<std::uint32_t>(random()),
+                .first_unit = random(),
+                .partial = random() % 2 == 0,
                 .last = random() % 2 == 0,
-                .checksum = random() % 2 == 0,
-                .positions = {},
-                .side_data = {}};
+                .checksum = random() % 2 == 0};
     ready.buffer_count =
         static_cast<std::uint32_t>(random() % (kMaxBuffers + 1 - ready.first_buffer));
     if (ready.last) {
       ready.side_data.resize(random() % 300, static_cast<std::byte>(random()));
+      ready.tables.resize(random() % kMaxBufferGroups);
+      for (TableEnd& end : ready.tables)
+        end = {static_cast<std::uint32_t>(random()), static_cast<std::uint32_t>(random()),
+               random() >> 2};
     } else {
       ready.payload_bytes = random();
-      ready.positions.resize(random() % 20);
-      for (kvshard::Run& run : ready.positions) {
-        run.stride = static_cast<std::uint32_t>(1 + random() % 1000);
-        run.count = static_cast<std::uint32_t>(1 + random() % 1000);
-        run.first = static_cast<std::uint32_t>(random() % (0xffffffffU - run.stride * run.count));
-      }
+      ready.unit_count = static_cast<std::uint32_t>(random());
     }
     const auto frame = frame_of(ready);
     const auto decoded = decode<Ready>(payload_of(frame));
     ASSERT_TRUE(decoded) << decoded.error().message;
-    EXPECT_EQ(decoded->positions, ready.positions);
+    EXPECT_EQ(decoded->tables, ready.tables);
+    EXPECT_EQ(decoded->unit_count, ready.unit_count);
     EXPECT_EQ(decoded->side_data, ready.side_data);
     EXPECT_EQ(decoded->payload_bytes, ready.payload_bytes);
     EXPECT_EQ(frame_of(*decoded), frame);

@@ -42,18 +42,25 @@ constexpr std::string_view kGeometryHex = R"(
     10000000                 # page_size
     8000000000000000 2000000000000000 0009000000000000   # token, head, page stride
     01010000                 # page_count
+    00000000                 # table
+    04000000 02000000 08000000                           # parts, part, interleave
+    04000000 0c000000 05000000 09000000                  # first and total heads, layers
     0300 696478              # name "idx"
     03000000 01000000 07     # layers, buffers_per_layer, element_type u8
     01000000 07000000 02     # heads, head_bytes, order head_major
     10000000                 # page_size
     0000000000000000 0000000000000000 0000000000000000   # packed
     01010000                 # page_count
+    01000000                 # table
+    01000000 00000000 00000000
+    00000000 00000000 00000000 00000000
+  01000000 03000000          # rank, ranks
 )";
 
 std::string golden(std::string_view name) {
   if (name == "hello")
     return R"(
-      ac000000 01 000000       # payload length 172, type
+      f4000000 01 000000       # payload length 244, type
       4b565331 0100 0200       # magic "KVS1", version_min, version_max
       8877665544332211         # incarnation
       0200 6730                # group "g0"
@@ -67,7 +74,7 @@ std::string golden(std::string_view name) {
     )";
   if (name == "welcome")
     return R"(
-      b3000000 02 000000
+      fb000000 02 000000
       4b565331 0100            # magic, version
       1122334455667788         # incarnation
       0a00000000000000         # epoch
@@ -82,15 +89,17 @@ std::string golden(std::string_view name) {
     )";
   if (name == "pull")
     return R"(
-      20000000 03 000000
+      4c000000 03 000000
       0807060504030201         # pull
       1817161514131211         # room
-      02000000 00000100        # first_position, end_position
       03000000 dc050000        # window, wait_ms
+      02000000                 # 2 tables
+        00000000 01000000 0200000000000000 0000010000000000   # number, phase, first, end token
+        01000000 00000000 0000000000000000 0100000000000000
     )";
   if (name == "ready")
     return R"(
-      56000000 04 000000
+      4f000000 04 000000
       0807060504030201         # pull
       0900000000000000         # lease
       0500000000000000         # piece
@@ -98,15 +107,15 @@ std::string golden(std::string_view name) {
       2100000000000000         # generation
       0040000000000000         # payload_bytes
       02000000 04000000        # first_buffer, buffer_count
-      00 01                    # last, checksum
-      02000000                 # 2 runs
-        02000000 04000000 03000000
-        14000000 01000000 01000000
+      03000000                 # base
+      0504030201000000 11000000                               # first_unit, unit_count
+      00 00 01                 # partial, last, checksum
+      00000000                 # no tables
       00000000                 # no side_data
     )";
   if (name == "ready_last")
     return R"(
-      43000000 04 000000
+      64000000 04 000000
       0807060504030201
       0900000000000000
       0600000000000000
@@ -114,8 +123,11 @@ std::string golden(std::string_view name) {
       0000000000000000
       0000000000000000
       00000000 00000000
-      01 00                    # last, checksum
-      00000000                 # no runs
+      00000000
+      0000000000000000 00000000
+      00 01 00                 # partial, last, checksum
+      01000000                 # 1 table
+        00000000 03000000 0000010000000000   # number, base, end token
       05000000 746f6b656e      # side_data "token"
     )";
   if (name == "release")
@@ -127,7 +139,26 @@ std::string golden(std::string_view name) {
     return "1a000000 07 000000  0700000000000000 00 0f00 6c65617365203920 65787069726564";
   if (name == "abort") return "11000000 08 000000  0700000000000000 06 0600 656e67696e65";
   if (name == "ping") return "08000000 09 000000  0201000000000000";
+  if (name == "assign")
+    return "18000000 0e 000000  01000000 01000000 02000000 03000000 04000000 05000000";
   if (name == "bye") return "05000000 0a 000000  08 0200 6e6f";
+  if (name == "authenticate")
+    return R"(
+      28000000 0b 000000
+      4b565331 0100 0200       # magic, version_min, version_max
+      404142434445464748494a4b4c4d4e4f 505152535455565758595a5b5c5d5e5f
+    )";
+  if (name == "challenge")
+    return R"(
+      26000000 0c 000000
+      4b565331 0100            # magic, version
+      808182838485868788898a8b8c8d8e8f 909192939495969798999a9b9c9d9e9f
+    )";
+  if (name == "proof")
+    return R"(
+      20000000 0d 000000
+      c0c1c2c3c4c5c6c7c8c9cacbcccdcecf d0d1d2d3d4d5d6d7d8d9dadbdcdddedf
+    )";
   return {};
 }
 
@@ -190,28 +221,25 @@ TEST(CodecTest, RefusesAGeometryThatIsNotPossible) {
   EXPECT_TRUE(refused(hello, "geometry"));
 }
 
-TEST(CodecTest, RefusesPositionsThatEndBeforeTheyBegin) {
+TEST(CodecTest, RefusesTokensThatEndBeforeTheyBegin) {
   Pull pull = sample_pull();
-  pull.end_position = pull.first_position;
+  pull.tables[0].end_token = pull.tables[0].first_token;
   EXPECT_TRUE(decode<Pull>(payload_of(frame_of(pull))));  // nothing to move is a pull too
-  pull.end_position = pull.first_position - 1;
-  EXPECT_TRUE(refused(pull, "first_position: 2"));
+  pull.tables[0].end_token = pull.tables[0].first_token - 1;
+  EXPECT_TRUE(refused(pull, "table.end_token: 1"));
 }
 
 // acceptance 44
-TEST(CodecTest, RefusesRunsThatWrapOrStandStill) {
-  const auto with_run = [](kvshard::Run run) {
-    Ready ready = sample_ready();
-    ready.positions = {run};
-    return ready;
-  };
-  constexpr std::uint32_t kMax = std::numeric_limits<std::uint32_t>::max();
-  EXPECT_TRUE(decode<Ready>(payload_of(frame_of(with_run({kMax, 1, 1})))));
-  EXPECT_TRUE(decode<Ready>(payload_of(frame_of(with_run({kMax - 8, 4, 3})))));
-  EXPECT_TRUE(refused(with_run({kMax - 8, 4, 4}), "positions.last"));
-  EXPECT_TRUE(refused(with_run({kMax, kMax, kMax}), "positions.last"));
-  EXPECT_TRUE(refused(with_run({5, 1, 0}), "positions.count"));
-  EXPECT_TRUE(refused(with_run({5, 0, 1}), "positions.stride"));
+TEST(CodecTest, RefusesAWindowOfNothingAndTokensBeyondCounting) {
+  Pull pull = sample_pull();
+  pull.window = 0;
+  EXPECT_TRUE(refused(pull, "window: 0"));
+  pull = sample_pull();
+  pull.tables[1].end_token = (std::uint64_t{1} << 62) + 1;
+  EXPECT_TRUE(refused(pull, "table.end_token"));
+  Ready ready = sample_last_ready();
+  ready.tables[0].end_token = ~std::uint64_t{0};
+  EXPECT_TRUE(refused(ready, "table.end_token"));
 }
 
 TEST(CodecTest, RefusesBuffersBeyondTheLimit) {
@@ -229,8 +257,11 @@ TEST(CodecTest, RefusesBytesInTheLastReadyAndSideDataInAnyOther) {
   ready.payload_bytes = 1;
   EXPECT_TRUE(refused(ready, "payload_bytes"));
   ready = sample_last_ready();
-  ready.positions = {{0, 1, 1}};
-  EXPECT_TRUE(refused(ready, "positions"));
+  ready.unit_count = 1;
+  EXPECT_TRUE(refused(ready, "unit_count"));
+  ready = sample_ready();
+  ready.tables = {{}};
+  EXPECT_TRUE(refused(ready, "tables"));
   ready = sample_ready();
   ready.side_data = to_bytes("x");
   EXPECT_TRUE(refused(ready, "side_data"));
@@ -248,13 +279,14 @@ TEST(CodecTest, RefusesFlagsAndEnumsWithoutAMeaning) {
 }
 
 TEST(CodecTest, RefusesLengthsBeyondTheirLimitsBeforeItReadsOn) {
-  const std::string up_to_runs = std::string(2 * 54, '0');
-  EXPECT_EQ(decode<Ready>(hex(up_to_runs + "01400000")).error().message,
-            "ready: positions: length 16385, at most 16384 allowed");
-  EXPECT_EQ(decode<Ready>(hex(up_to_runs + "00400000")).error().message,
-            "ready: positions: length 16384 does not fit into the 0 bytes left");
-  EXPECT_EQ(decode<Ready>(hex(up_to_runs + "ffffffff")).error().code, ErrorCode::invalid_argument);
-  EXPECT_EQ(decode<Ready>(hex(up_to_runs + "00000000 01000100")).error().message,
+  const std::string up_to_tables = std::string(2 * 71, '0');
+  EXPECT_EQ(decode<Ready>(hex(up_to_tables + "11000000")).error().message,
+            "ready: tables: length 17, at most 16 allowed");
+  EXPECT_EQ(decode<Ready>(hex(up_to_tables + "10000000")).error().message,
+            "ready: tables: length 16 does not fit into the 0 bytes left");
+  EXPECT_EQ(decode<Ready>(hex(up_to_tables + "ffffffff")).error().code,
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(decode<Ready>(hex(up_to_tables + "00000000 01000100")).error().message,
             "ready: side_data: length 65537, at most 65536 allowed");
   EXPECT_EQ(decode<Bye>(hex("01 0104")).error().message,
             "bye: error.message: length 1025, at most 1024 allowed");
@@ -264,9 +296,9 @@ TEST(CodecTest, ReadsTextsAndBlobsAtTheirLimits) {
   Ready ready = sample_last_ready();
   ready.side_data.resize(kMaxSideDataBytes);
   EXPECT_TRUE(decode<Ready>(payload_of(frame_of(ready))));
-  ready = sample_ready();
-  ready.positions.assign(kMaxRuns, kvshard::Run{1, 1, 1});
+  ready.tables.resize(kMaxBufferGroups);
   EXPECT_TRUE(decode<Ready>(payload_of(frame_of(ready))));
+  EXPECT_TRUE(decode<Assign>(payload_of(frame_of(Assign{std::vector<Lane>(kMaxLanes)}))));
   Welcome welcome = sample_welcome();
   welcome.transport_address.resize(kMaxBlobBytes);
   welcome.staging.resize(kMaxBlobBytes);
@@ -311,8 +343,8 @@ TEST(CodecTest, ChecksTheFrameHeader) {
   EXPECT_FALSE(decode_header(header(0xffffffff, 1)));
   EXPECT_EQ(decode_header(header(8, 0)).error().message,
             "frame header: message type 0 is not known");
-  EXPECT_EQ(decode_header(header(8, 11)).error().message,
-            "frame header: message type 11 is not known");
+  EXPECT_EQ(decode_header(header(8, 15)).error().message,
+            "frame header: message type 15 is not known");
   EXPECT_EQ(decode_header(header(8, 9, 4)).error().message,
             "frame header: reserved bytes 00 04 00 are not zero");
   EXPECT_FALSE(decode_header(header(93, 1), 100));
@@ -321,7 +353,7 @@ TEST(CodecTest, ChecksTheFrameHeader) {
 
 TEST(CodecTest, NamesEveryType) {
   EXPECT_EQ(to_string(MessageType::verdict), "verdict");
-  EXPECT_EQ(to_string(static_cast<MessageType>(11)), "unknown");
+  EXPECT_EQ(to_string(static_cast<MessageType>(15)), "unknown");
 }
 
 // acceptance 43

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -30,7 +31,14 @@ inline Geometry sample_geometry() {
                       .token_stride = 0x80,
                       .head_stride = 0x20,
                       .page_stride = 0x0900,
-                      .page_count = 0x0101},
+                      .page_count = 0x0101,
+                      .parts = 4,
+                      .part = 2,
+                      .interleave = 8,
+                      .first_head = 4,
+                      .total_heads = 12,
+                      .first_layer = 5,
+                      .total_layers = 9},
                      {.name = "idx",
                       .layers = 3,
                       .buffers_per_layer = 1,
@@ -39,7 +47,10 @@ inline Geometry sample_geometry() {
                       .head_bytes = 7,
                       .order = PageOrder::head_major,
                       .page_size = 0x10,
-                      .page_count = 0x0101}}};
+                      .page_count = 0x0101,
+                      .table = 1}},
+          .rank = 1,
+          .ranks = 3};
 }
 
 inline Hello sample_hello() {
@@ -73,26 +84,27 @@ inline Welcome sample_welcome() {
 inline Pull sample_pull() {
   return {.pull = 0x0102030405060708,
           .room = RoomId{0x1112131415161718},
-          .first_position = 2,
-          .end_position = 0x00010000,
           .window = 3,
-          .wait_ms = 1500};
+          .wait_ms = 1500,
+          .tables = {{.table = 0, .phase = 1, .first_token = 2, .end_token = 0x00010000},
+                     {.table = 1, .phase = 0, .first_token = 0, .end_token = 1}}};
 }
 
 inline Ready sample_ready() {
-  return {
-      .pull = 0x0102030405060708,
-      .lease = 9,
-      .piece = 5,
-      .slot = 1,
-      .generation = 0x21,
-      .payload_bytes = 0x4000,
-      .first_buffer = 2,
-      .buffer_count = 4,
-      .last = false,
-      .checksum = true,
-      .positions = {{.first = 2, .stride = 4, .count = 3}, {.first = 20, .stride = 1, .count = 1}},
-      .side_data = {}};
+  return {.pull = 0x0102030405060708,
+          .lease = 9,
+          .piece = 5,
+          .slot = 1,
+          .generation = 0x21,
+          .payload_bytes = 0x4000,
+          .first_buffer = 2,
+          .buffer_count = 4,
+          .base = 3,
+          .first_unit = 0x0102030405,
+          .unit_count = 17,
+          .partial = false,
+          .last = false,
+          .checksum = true};
 }
 
 inline Ready sample_last_ready() {
@@ -100,8 +112,15 @@ inline Ready sample_last_ready() {
           .lease = 9,
           .piece = 6,
           .last = true,
-          .positions = {},
+          .tables = {{.table = 0, .base = 3, .end_token = 0x00010000}},
           .side_data = to_bytes("token")};
+}
+
+/// Consecutive bytes from `first` on.
+inline std::array<std::byte, 32> sample_array(std::uint8_t first) {
+  std::array<std::byte, 32> bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(first + i);
+  return bytes;
 }
 
 /// Calls `call` with the name and the message of each sample.
@@ -119,6 +138,12 @@ void for_each_sample(Call call) {
   call("abort", Abort{.pull = 7, .error = {ErrorCode::cancelled, "engine"}});
   call("ping", Ping{.sequence = 0x0102});
   call("bye", Bye{.error = {ErrorCode::unsupported, "no"}});
+  call("authenticate",
+       Authenticate{.version_min = 1, .version_max = 2, .nonce = sample_array(0x40)});
+  call("challenge", Challenge{.version = 1, .nonce = sample_array(0x80)});
+  call("proof", Proof{.mac = sample_array(0xc0)});
+  call("assign",
+       Assign{.lanes = {{.group = 1, .first_layer = 2, .layers = 3, .first_head = 4, .heads = 5}}});
 }
 
 /// Calls `call` with a value-initialised message of the type that `type` names.
@@ -145,6 +170,14 @@ void with_message_of(MessageType type, Call call) {
       return call(Ping{});
     case MessageType::bye:
       return call(Bye{});
+    case MessageType::authenticate:
+      return call(Authenticate{});
+    case MessageType::challenge:
+      return call(Challenge{});
+    case MessageType::proof:
+      return call(Proof{});
+    case MessageType::assign:
+      return call(Assign{});
   }
 }
 

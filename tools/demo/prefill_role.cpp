@@ -39,6 +39,10 @@ class PrefillEngine {
     }
     rank.pool = made->device_ ? made->device_->describe(made->model_.id())
                               : made->pool_.describe(made->model_.id());
+    for (BufferGroup& group : rank.pool.geometry.groups) {
+      group.parts = options.shard_size;
+      group.part = options.shard_rank;
+    }
     KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport),
                                                  std::move(backends.engine)));
     KVSHARD_TRY(made->registry_, make_http_registry(options.registry));
