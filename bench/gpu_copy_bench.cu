@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/slot_copy.cuh"
 #include "kernels/slot_copy.hpp"
 #include "kvshard/copy_engine.hpp"
 
@@ -82,6 +83,50 @@ __global__ void compare_kernel(kernels::Fragments f, const std::byte* payload,
   }
 }
 
+// Brings descriptors into the cache, as the engine's copy of them does just before each launch.
+__global__ void touch_kernel(const std::uint64_t* words, std::uint64_t count,
+                             unsigned long long* sink) {
+  std::uint64_t sum = 0;
+  for (std::uint64_t i = threadIdx.x; i < count; i += blockDim.x) sum += words[i];
+  if (sum == 1) *sink = sum;
+}
+
+// Candidates for kernels::PlainAccess. Hints on both sides at once were slower (docs/benchmarks-gpu.md).
+struct StreamingLoads : kernels::PlainAccess {
+  static __device__ uint4 load(const uint4* from) { return __ldcs(from); }
+};
+struct NoAllocateLoads : kernels::PlainAccess {
+  static __device__ uint4 load(const uint4* from) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
+  }
+};
+// What was read is dropped from the second-level cache first, so that written lines stay there longer and go
+// to memory in larger groups.
+struct EvictFirstLoads : kernels::PlainAccess {
+  static __device__ uint4 load(const uint4* from) {
+    uint4 v;
+    asm volatile(
+        "{\n"
+        ".reg .b64 policy;\n"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n"
+        "}\n"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(from));
+    return v;
+  }
+};
+struct StreamingStores : kernels::PlainAccess {
+  static __device__ void store(uint4* to, uint4 value) { __stcs(to, value); }
+};
+struct WriteThroughStores : kernels::PlainAccess {
+  static __device__ void store(uint4* to, uint4 value) { __stwt(to, value); }
+};
+
 // As a decode step does: reads weights, all of the memory's speed.
 __global__ void read_kernel(const uint4* words, std::uint64_t count, unsigned* sink) {
   unsigned sum = 0;
@@ -135,6 +180,7 @@ class Bench {
     std::uint32_t max_sms{0};
     bool checksum{false};
     int repeats{15};
+    bool touched{false};  // descriptors are in the cache when the clock starts
   };
 
   void slots(const Case& c) {
@@ -161,18 +207,18 @@ class Bench {
 
   void pull(const Case& c) {
     const std::uint64_t bytes = lay_out(c);
-    kernels::Fragments to = fragments_;
-    to.buffers = to_buffers_;
-    const kernels::PullArgs args{fragments_, to, 16, c.max_sms};
+    const kernels::PullPiece piece{fragments_, to_fragments(), 0, 0, bytes};
+    const kernels::PullArgs args{&piece, 1, 16, c.max_sms, bulk_};
     const auto ours = [&] { CHECK_CUDA(kernels::launch_pull(args, stream_)); };
-    ours();
-    const kernels::SlotPiece piece{fragments_, 0, 0};
-    const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
-    const kernels::SlotCopyArgs gather{&piece, 1, &slot, 1, 16, 0, bulk_};
-    CHECK_CUDA(kernels::launch_gather(gather, stream_));
-    const bool verified = same(to, slot_ + kernels::kHeaderBytes);
-    report(c, "pull", bytes, verified, ours, "cudaMemcpyAsync D2D",
+    report(c, "pull", bytes, verified_pull(bytes, ours), ours, "cudaMemcpyAsync D2D",
            [&] { copy(slot_, other_, bytes); });
+  }
+
+  // Other shapes and other accesses of the kernels than the launchers choose, to choose by.
+  void candidates(const Case& c) {
+    candidates_of<kernels::Move::gather>(c);
+    candidates_of<kernels::Move::scatter>(c);
+    candidates_of<kernels::Move::pull>(c);
   }
 
   // One copy a page, as without kernels of our own.
@@ -181,29 +227,24 @@ class Bench {
     const kernels::SlotPiece piece{fragments_, 0, 0};
     const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
     const kernels::SlotCopyArgs args{&piece, 1, &slot, 1, 16, 0, bulk_};
-    const auto ours = [&] { CHECK_CUDA(kernels::launch_gather(args, stream_)); };
-    ours();
-    const bool verified = same(fragments_, slot_ + kernels::kHeaderBytes);
+    const auto gather = [&] { CHECK_CUDA(kernels::launch_gather(args, stream_)); };
+    gather();
+    const bool gathered = same(fragments_, slot_ + kernels::kHeaderBytes);
     std::vector<const void*> from;
-    std::vector<void*> to;
-    for (const std::uint64_t buffer : host_buffers_)
+    std::vector<void*> to_slot;
+    std::vector<void*> to_pages;
+    for (std::size_t layer = 0; layer < host_buffers_.size(); ++layer)
       for (const std::uint64_t offset : host_offsets_) {
-        to.push_back(slot_ + kernels::kHeaderBytes + from.size() * c.shape.row_bytes);
-        from.push_back(reinterpret_cast<const void*>(buffer + offset));
+        to_slot.push_back(slot_ + kernels::kHeaderBytes + from.size() * c.shape.row_bytes);
+        from.push_back(reinterpret_cast<const void*>(host_buffers_[layer] + offset));
+        to_pages.push_back(reinterpret_cast<void*>(host_to_buffers_[layer] + offset));
       }
-    report(c, "gather", bytes, verified, ours, "cudaMemcpyAsync per page", [&] {
-      for (std::size_t i = 0; i < from.size(); ++i) copy(to[i], from[i], c.shape.row_bytes);
-    });
-#if CUDART_VERSION >= 13000
-    std::vector<std::size_t> sizes(from.size(), c.shape.row_bytes);
-    cudaMemcpyAttributes attributes{};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    std::size_t first = 0;
-    report(c, "gather", bytes, verified, ours, "cudaMemcpyBatchAsync", [&] {
-      CHECK_CUDA(cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), sizes.size(),
-                                      &attributes, &first, 1, stream_));
-    });
-#endif
+    per_page(c, "gather", bytes, gathered, gather, from, to_slot);
+
+    const kernels::PullPiece pulled{fragments_, to_fragments(), 0, 0, bytes};
+    const kernels::PullArgs pull_args{&pulled, 1, 16, 0, bulk_};
+    const auto pull = [&] { CHECK_CUDA(kernels::launch_pull(pull_args, stream_)); };
+    per_page(c, "pull", bytes, verified_pull(bytes, pull), pull, from, to_pages);
   }
 
   // From submit() to copy_done(), by polling: one job alone, and 24 at once, each of one page in each layer.
@@ -311,9 +352,7 @@ class Bench {
     }
   }
 
-  [[nodiscard]] bool all_verified() const {
-    return all_verified_;
-  }
+  [[nodiscard]] bool all_verified() const { return all_verified_; }
 
  private:
   static double elapsed_us(cudaEvent_t begin, cudaEvent_t end) {
@@ -352,18 +391,18 @@ class Bench {
     host_offsets_.resize(std::min(pages, spread));
     for (std::uint64_t& offset : host_offsets_) offset *= c.page_bytes;
     host_buffers_.clear();
-    std::vector<std::uint64_t> to_buffers;
+    host_to_buffers_.clear();
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
       host_buffers_.push_back(reinterpret_cast<std::uintptr_t>(pool_) +
                               layer * spread * c.page_bytes);
-      to_buffers.push_back(reinterpret_cast<std::uintptr_t>(other_) +
-                           layer * spread * c.page_bytes);
+      host_to_buffers_.push_back(reinterpret_cast<std::uintptr_t>(other_) +
+                                 layer * spread * c.page_bytes);
     }
     fill(pool_, pool_bytes_, 3);
     CHECK_CUDA(cudaMemcpyAsync(buffers_, host_buffers_.data(), kLayers * 8, cudaMemcpyHostToDevice,
                                stream_));
-    CHECK_CUDA(cudaMemcpyAsync(to_buffers_, to_buffers.data(), kLayers * 8, cudaMemcpyHostToDevice,
-                               stream_));
+    CHECK_CUDA(cudaMemcpyAsync(to_buffers_, host_to_buffers_.data(), kLayers * 8,
+                               cudaMemcpyHostToDevice, stream_));
     CHECK_CUDA(cudaMemcpyAsync(offsets_, host_offsets_.data(), host_offsets_.size() * 8,
                                cudaMemcpyHostToDevice, stream_));
     CHECK_CUDA(cudaStreamSynchronize(stream_));
@@ -379,8 +418,145 @@ class Bench {
     return kLayers * host_offsets_.size() * fragment;
   }
 
-  double timed(const std::function<void()>& work) {
+  void per_page(const Case& c, const char* what, std::uint64_t bytes, bool verified,
+                const std::function<void()>& ours, std::vector<const void*>& from,
+                std::vector<void*>& to) {
+    report(c, what, bytes, verified, ours, "cudaMemcpyAsync per page", [&] {
+      for (std::size_t i = 0; i < from.size(); ++i) copy(to[i], from[i], c.shape.row_bytes);
+    });
+#if CUDART_VERSION >= 13000
+    std::vector<std::size_t> sizes(from.size(), c.shape.row_bytes);
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+    report(c, what, bytes, verified, ours, "cudaMemcpyBatchAsync", [&] {
+      CHECK_CUDA(cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), sizes.size(),
+                                      &attributes, &first, 1, stream_));
+    });
+#endif
+  }
+
+  kernels::Fragments to_fragments() const {
+    kernels::Fragments to = fragments_;
+    to.buffers = to_buffers_;
+    return to;
+  }
+  // Clears the destination, pulls, and compares with what a gather of the sources gives.
+  bool verified_pull(std::uint64_t bytes, const std::function<void()>& pull) {
+    fill(other_, pool_bytes_, 9);
+    pull();
+    const kernels::SlotPiece piece{fragments_, 0, 0};
+    const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
+    const kernels::SlotCopyArgs gather{&piece, 1, &slot, 1, 16, 0, bulk_};
+    CHECK_CUDA(kernels::launch_gather(gather, stream_));
+    const bool sources = same(fragments_, slot_ + kernels::kHeaderBytes);
+    return same(to_fragments(), slot_ + kernels::kHeaderBytes) && sources;
+  }
+
+  template <kernels::Move kMove>
+  typename kernels::MoveTypes<kMove>::Params candidate_params(std::uint64_t bytes,
+                                                              std::uint32_t chunk_units) {
+    typename kernels::MoveTypes<kMove>::Params params{};
+    const auto units = static_cast<std::uint32_t>(bytes / 16);
+    const auto pool = kernels::Side::of(fragments_, 16);
+    if constexpr (kMove == kernels::Move::pull) {
+      params.segments[0] = {pool, kernels::Side::of(to_fragments(), 16), 0, 0, units, 0};
+    } else {
+      params.segments[0] = {pool, slot_ + kernels::kHeaderBytes, nullptr, units, 0, 0};
+      params.slots[0] = {slot_, 1, 2, 3, bytes, nullptr, found_};
+      params.slot_count = 1;
+    }
+    params.segment_count = 1;
+    params.chunks = (units + chunk_units - 1) / chunk_units;
+    return params;
+  }
+  template <kernels::Move kMove>
+  void candidate(const Case& c, std::uint64_t bytes, const std::string& name,
+                 const std::function<void()>& ours) {
+    constexpr const char* kWhat = kMove == kernels::Move::gather    ? "gather"
+                                  : kMove == kernels::Move::scatter ? "scatter"
+                                                                    : "pull";
+    std::byte* const payload = slot_ + kernels::kHeaderBytes;
+    Case named = c;
+    named.params += ", " + name;
+    bool verified = false;
+    if constexpr (kMove == kernels::Move::pull) {
+      verified = verified_pull(bytes, ours);
+    } else {
+      fill(slot_, kvshard::slot_bytes_for(bytes), 5);
+      ours();
+      verified = same(fragments_, payload);
+    }
+    report(named, kWhat, bytes, verified, ours, "cudaMemcpyAsync D2D", [&] {
+      if (kMove == kernels::Move::scatter)
+        copy(other_, payload, bytes);
+      else
+        copy(payload, other_, bytes);
+    });
+  }
+  template <kernels::Move kMove, int kThreads, int kUnroll, typename Access = kernels::PlainAccess>
+  void plain_candidate(const Case& c, std::uint64_t bytes, const char* access = "plain") {
+    const auto params = candidate_params<kMove>(bytes, kernels::kWarpSize * kUnroll);
+    constexpr std::uint32_t kWarps = kThreads / kernels::kWarpSize;
+    const std::uint32_t blocks = (params.chunks + kWarps - 1) / kWarps;
+    candidate<kMove>(c, bytes,
+                     std::string{access} + ", " + std::to_string(kThreads) + " threads x " +
+                         std::to_string(kUnroll),
+                     [&] {
+                       if constexpr (kMove == kernels::Move::pull)
+                         kernels::pull_kernel<uint4, kThreads, kUnroll, Access>
+                             <<<blocks, kThreads, 0, stream_>>>(params);
+                       else
+                         kernels::slot_copy_kernel<uint4, kMove == kernels::Move::scatter, false,
+                                                   kThreads, kUnroll, Access>
+                             <<<blocks, kThreads, 0, stream_>>>(params);
+                       CHECK_CUDA(cudaGetLastError());
+                     });
+  }
+  // Not persistent: a warp has one tile, and the hardware balances them.
+  template <kernels::Move kMove, std::uint32_t kTileBytes, std::uint32_t kWarps>
+  void tile_candidate(const Case& c, std::uint64_t bytes) {
+    const auto params = candidate_params<kMove>(bytes, kTileBytes / 16);
+    const std::uint32_t blocks = (params.chunks + kWarps - 1) / kWarps;
+    candidate<kMove>(
+        c, bytes,
+        "bulk, tile of " + std::to_string(kTileBytes) + " B, " + std::to_string(kWarps) + " warps",
+        [&] {
+          kernels::bulk_copy_kernel<kMove, false, kTileBytes, 1, kWarps, 0>
+              <<<blocks, kWarps * kernels::kWarpSize, kWarps*(kTileBytes + 8), stream_>>>(params);
+          CHECK_CUDA(cudaGetLastError());
+        });
+  }
+  template <kernels::Move kMove>
+  void candidates_of(const Case& c) {
+    const std::uint64_t bytes = lay_out(c);
+    plain_candidate<kMove, 128, 1>(c, bytes);
+    plain_candidate<kMove, 128, 2>(c, bytes);
+    plain_candidate<kMove, 256, 1>(c, bytes);
+    plain_candidate<kMove, 512, 1>(c, bytes);
+    plain_candidate<kMove, 1024, 1>(c, bytes);
+    plain_candidate<kMove, 256, 1, StreamingLoads>(c, bytes, "streaming loads");
+    plain_candidate<kMove, 256, 1, NoAllocateLoads>(c, bytes, "no-allocate loads");
+    plain_candidate<kMove, 256, 1, EvictFirstLoads>(c, bytes, "evict-first loads");
+    plain_candidate<kMove, 128, 2, EvictFirstLoads>(c, bytes, "evict-first loads");
+    plain_candidate<kMove, 256, 1, StreamingStores>(c, bytes, "streaming stores");
+    plain_candidate<kMove, 256, 1, WriteThroughStores>(c, bytes, "write-through stores");
+    if (!bulk_ || c.shape.row_bytes < kKiB) return;
+    tile_candidate<kMove, 1024, 1>(c, bytes);
+    tile_candidate<kMove, 2048, 1>(c, bytes);
+    tile_candidate<kMove, 4096, 1>(c, bytes);
+    tile_candidate<kMove, 4096, 2>(c, bytes);
+    tile_candidate<kMove, 8192, 1>(c, bytes);
+  }
+
+  double timed(const std::function<void()>& work, bool touched) {
     CHECK_CUDA(cudaMemsetAsync(flush_, 0x5a, kFlushBytes, stream_));
+    if (touched) {
+      touch_kernel<<<1, 1024, 0, stream_>>>(buffers_, kLayers, wrong_);
+      touch_kernel<<<1, 1024, 0, stream_>>>(to_buffers_, kLayers, wrong_);
+      touch_kernel<<<1, 1024, 0, stream_>>>(offsets_, host_offsets_.size(), wrong_);
+      CHECK_CUDA(cudaGetLastError());
+    }
     CHECK_CUDA(cudaEventRecord(events_[0], stream_));
     work();
     CHECK_CUDA(cudaEventRecord(events_[1], stream_));
@@ -395,8 +571,8 @@ class Bench {
     std::vector<double> baseline_us;
     const int repeats = quick_ ? 3 : c.repeats;
     for (int i = 0; i < repeats; ++i) {
-      us.push_back(timed(ours));
-      baseline_us.push_back(timed(baseline));
+      us.push_back(timed(ours, c.touched));
+      baseline_us.push_back(timed(baseline, c.touched));
     }
     const Times mine = summarize(us);
     const Times theirs = summarize(baseline_us);
@@ -447,6 +623,7 @@ class Bench {
   std::uint64_t* to_buffers_{nullptr};
   std::uint64_t* offsets_{nullptr};
   std::vector<std::uint64_t> host_buffers_;
+  std::vector<std::uint64_t> host_to_buffers_;
   std::vector<std::uint64_t> host_offsets_;
   kernels::Fragments fragments_{};
 };
@@ -465,24 +642,24 @@ int main(int argc, char** argv) {
   for (const std::uint64_t bytes : sizes)
     for (const std::uint64_t fragment : {1 * kKiB, 2 * kKiB, 4 * kKiB, 16 * kKiB, 72 * kKiB}) {
       const int repeats = bytes > 100 * kMiB ? 11 : 31;
-      bench.slots({"slot",
-                   named(bytes, fragment),
-                   bytes,
-                   {.row_bytes = fragment},
-                   fragment,
-                   0,
-                   false,
-                   repeats});
-      if (fragment >= 4 * kKiB)
-        bench.pull({"page",
-                    named(bytes, fragment),
-                    bytes,
-                    {.row_bytes = fragment},
-                    fragment,
-                    0,
-                    false,
-                    repeats});
+      const FragmentShape shape{.row_bytes = fragment};
+      bench.slots({"slot", named(bytes, fragment), bytes, shape, fragment, 0, false, repeats});
+      bench.pull({"page", named(bytes, fragment), bytes, shape, fragment, 0, false, repeats});
+      if (bytes > 100 * kMiB) continue;
+      const std::string touched = named(bytes, fragment) + ", descriptors cached";
+      bench.slots({"slot", touched, bytes, shape, fragment, 0, false, repeats, true});
+      bench.pull({"page", touched, bytes, shape, fragment, 0, false, repeats, true});
     }
+  for (const std::uint64_t bytes : sizes)
+    for (const std::uint64_t fragment : {1 * kKiB, 16 * kKiB})
+      bench.candidates({"candidate",
+                        named(bytes, fragment),
+                        bytes,
+                        {.row_bytes = fragment},
+                        fragment,
+                        0,
+                        false,
+                        bytes > 100 * kMiB ? 7 : 21});
   for (const std::uint64_t bytes : sizes)
     bench.slots(
         {"checksum", named(bytes, 16 * kKiB), bytes, {.row_bytes = 16 * kKiB}, 16 * kKiB, 0, true});
@@ -498,6 +675,7 @@ int main(int argc, char** argv) {
       const std::uint64_t bytes = sms * 32 * kMiB;
       const std::string params = named(bytes, fragment) + ", sms=" + std::to_string(sms);
       bench.slots({"capped", params, bytes, {.row_bytes = fragment}, fragment, sms, false, 5});
+      bench.pull({"capped", params, bytes, {.row_bytes = fragment}, fragment, sms, false, 5});
       if (sms == 2 && fragment == 16 * kKiB)
         bench.slots(
             {"capped_checksum", params, bytes, {.row_bytes = fragment}, fragment, sms, true, 5});
@@ -517,6 +695,9 @@ int main(int argc, char** argv) {
                     0,
                     false,
                     3});
+  for (const std::uint64_t page : {1 * kKiB, 2 * kKiB, 4 * kKiB, 16 * kKiB, 72 * kKiB})
+    bench.per_page(
+        {"page", named(64 * kMiB, page), 64 * kMiB, {.row_bytes = page}, page, 0, false, 3});
   bench.engine_latency();
   bench.beside_decode();
   return bench.all_verified() ? 0 : 1;

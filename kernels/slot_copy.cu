@@ -11,6 +11,8 @@ constexpr int kGatherThreads = 128;
 constexpr int kGatherUnroll = 2;
 constexpr int kScatterThreads = 256;
 constexpr int kScatterUnroll = 1;
+constexpr int kPullThreads = 128;
+constexpr int kPullUnroll = 2;
 constexpr int kCappedThreads = 1024;  // one block fills a multiprocessor, so that blocks count them
 constexpr int kCappedUnroll = 4;
 constexpr BulkShape kBulk{.tile_bytes = 8192, .stages = 3, .warps = 8, .behind = 1};
@@ -20,9 +22,9 @@ constexpr std::uint32_t kChecksumBlocks =
 constexpr int kSumThreads = 256;
 constexpr std::uint32_t kSumBlocks = 256;  // that read one slot again
 
-template <bool kScatter, bool kChecksum>
-constexpr auto* kBulkKernel = bulk_slot_copy_kernel<kScatter, kChecksum, kBulk.tile_bytes,
-                                                    kBulk.stages, kBulk.warps, kBulk.behind>;
+template <Move kMove, bool kChecksum>
+constexpr auto* kBulkKernel =
+    bulk_copy_kernel<kMove, kChecksum, kBulk.tile_bytes, kBulk.stages, kBulk.warps, kBulk.behind>;
 
 template <typename Params>
 cudaError_t launch(void (*kernel)(Params), std::uint64_t blocks, std::uint32_t rows,
@@ -72,8 +74,9 @@ cudaError_t launch_copy(const SlotCopyParams& params, std::uint32_t max_sms,
 template <bool kScatter>
 cudaError_t launch_copy(const SlotCopyArgs& args, const Plan& plan, const SlotCopyParams& params,
                         cudaStream_t stream) noexcept {
+  constexpr Move kMove = kScatter ? Move::scatter : Move::gather;
   if (plan.bulk)
-    return launch(plan.fused_checksum ? kBulkKernel<kScatter, true> : kBulkKernel<kScatter, false>,
+    return launch(plan.fused_checksum ? kBulkKernel<kMove, true> : kBulkKernel<kMove, false>,
                   blocks_for(params.chunks, kBulk.warps, args.max_sms), 1, kBulk.warps * kWarpSize,
                   bulk_shared_bytes(kBulk), params, stream);
   switch (args.unit_bytes) {
@@ -160,40 +163,21 @@ cudaError_t launch_slots(const SlotCopyArgs& args, cudaStream_t stream) noexcept
 template <typename Unit>
 cudaError_t launch_pull(const PullParams& params, std::uint32_t max_sms,
                         cudaStream_t stream) noexcept {
-  constexpr std::uint64_t kPullUnits = kWarpSize * kGatherUnroll;
   if (max_sms == 0)
-    return launch(
-        pull_kernel<Unit, kGatherThreads, kGatherUnroll>,
-        blocks_for((params.units + kPullUnits - 1) / kPullUnits, kGatherThreads / kWarpSize, 0), 1,
-        kGatherThreads, 0, params, stream);
-  return launch(pull_kernel<Unit, kCappedThreads, kCappedUnroll>, max_sms, 1, kCappedThreads, 0,
-                params, stream);
+    return launch(pull_kernel<Unit, kPullThreads, kPullUnroll>,
+                  blocks_for(params.chunks, kPullThreads / kWarpSize, 0), 1, kPullThreads, 0,
+                  params, stream);
+  return launch(pull_kernel<Unit, kCappedThreads, kCappedUnroll>,
+                blocks_for(params.chunks, kCappedThreads / kWarpSize, max_sms), 1, kCappedThreads,
+                0, params, stream);
 }
 
-template <bool kScatter, bool kChecksum>
-cudaError_t allow_shared_memory() noexcept {
-  return cudaFuncSetAttribute(kBulkKernel<kScatter, kChecksum>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bulk_shared_bytes(kBulk)));
-}
-
-}  // namespace
-
-cudaError_t launch_gather(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
-  return launch_slots<false>(args, stream);
-}
-
-cudaError_t launch_scatter(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
-  return launch_slots<true>(args, stream);
-}
-
-cudaError_t launch_pull(const PullArgs& args, cudaStream_t stream) noexcept {
-  const std::uint64_t bytes = fragments_bytes(args.from);
-  if (bytes != fragments_bytes(args.to)) return cudaErrorInvalidValue;
-  if (bytes == 0) return cudaSuccess;  // an empty grid is an error to CUDA only
-  if (bytes / args.unit_bytes >= kMaxPieceUnits) return cudaErrorInvalidValue;
-  const PullParams params{Side::of(args.from, args.unit_bytes), Side::of(args.to, args.unit_bytes),
-                          static_cast<std::uint32_t>(bytes / args.unit_bytes)};
+cudaError_t launch_pull(const PullArgs& args, bool bulk, const PullParams& params,
+                        cudaStream_t stream) noexcept {
+  if (bulk)
+    return launch(kBulkKernel<Move::pull, false>,
+                  blocks_for(params.chunks, kBulk.warps, args.max_sms), 1, kBulk.warps * kWarpSize,
+                  bulk_shared_bytes(kBulk), params, stream);
   switch (args.unit_bytes) {
     case 16:
       return launch_pull<uint4>(params, args.max_sms, stream);
@@ -210,9 +194,69 @@ cudaError_t launch_pull(const PullArgs& args, cudaStream_t stream) noexcept {
   }
 }
 
+bool within(std::uint64_t offset, std::uint64_t bytes, const Fragments& side) noexcept {
+  const std::uint64_t all = fragments_bytes(side);
+  return offset <= all && bytes <= all - offset;
+}
+
+template <Move kMove, bool kChecksum>
+cudaError_t allow_shared_memory() noexcept {
+  return cudaFuncSetAttribute(kBulkKernel<kMove, kChecksum>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              static_cast<int>(bulk_shared_bytes(kBulk)));
+}
+
+}  // namespace
+
+cudaError_t launch_gather(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
+  return launch_slots<false>(args, stream);
+}
+
+cudaError_t launch_scatter(const SlotCopyArgs& args, cudaStream_t stream) noexcept {
+  return launch_slots<true>(args, stream);
+}
+
+cudaError_t launch_pull(const PullArgs& args, cudaStream_t stream) noexcept {
+  if (args.unit_bytes == 0) return cudaErrorInvalidValue;
+  bool bulk = args.bulk_copies && args.max_sms != 0 && args.unit_bytes == 16;
+  for (std::uint32_t i = 0; i < args.piece_count; ++i)
+    bulk = bulk &&
+           std::min(args.pieces[i].from.row_bytes, args.pieces[i].to.row_bytes) >= kMinBulkRowBytes;
+  const std::uint32_t chunk_units = bulk                ? kBulk.tile_bytes / 16
+                                    : args.max_sms != 0 ? kWarpSize * kCappedUnroll
+                                                        : kWarpSize * kPullUnroll;
+  for (std::uint32_t piece = 0; piece < args.piece_count;) {
+    PullParams params{};
+    for (; piece < args.piece_count && params.segment_count < kPullsPerLaunch; ++piece) {
+      const PullPiece& pull = args.pieces[piece];
+      if (!within(pull.from_offset, pull.bytes, pull.from) ||
+          !within(pull.to_offset, pull.bytes, pull.to) ||
+          std::max(pull.from_offset, pull.to_offset) + pull.bytes >=
+              kMaxPieceUnits * args.unit_bytes)
+        return cudaErrorInvalidValue;
+      const auto units = [&](std::uint64_t bytes) {
+        return static_cast<std::uint32_t>(bytes / args.unit_bytes);
+      };
+      params.segments[params.segment_count++] = {.from = Side::of(pull.from, args.unit_bytes),
+                                                 .to = Side::of(pull.to, args.unit_bytes),
+                                                 .from_unit = units(pull.from_offset),
+                                                 .to_unit = units(pull.to_offset),
+                                                 .units = units(pull.bytes),
+                                                 .first_chunk = params.chunks};
+      params.chunks += (units(pull.bytes) + chunk_units - 1) / chunk_units;
+    }
+    if (params.chunks == 0) continue;
+    if (const auto error = launch_pull(args, bulk, params, stream); error != cudaSuccess)
+      return error;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t prepare_bulk_copies() noexcept {
-  for (const auto error : {allow_shared_memory<false, false>(), allow_shared_memory<false, true>(),
-                           allow_shared_memory<true, false>(), allow_shared_memory<true, true>()})
+  for (const auto error :
+       {allow_shared_memory<Move::gather, false>(), allow_shared_memory<Move::gather, true>(),
+        allow_shared_memory<Move::scatter, false>(), allow_shared_memory<Move::scatter, true>(),
+        allow_shared_memory<Move::pull, false>()})
     if (error != cudaSuccess) {
       (void)cudaGetLastError();
       return error;

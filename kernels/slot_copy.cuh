@@ -93,6 +93,47 @@ struct SlotCopyParams {
 };
 static_assert(sizeof(SlotCopyParams) <= 4096);
 
+struct PullSegment {
+  Side from;
+  Side to;
+  std::uint32_t from_unit;  // where its first unit stands among those of `from`
+  std::uint32_t to_unit;
+  std::uint32_t units;
+  std::uint32_t first_chunk;
+};
+inline constexpr std::uint32_t kPullsPerLaunch = 23;
+struct PullParams {
+  PullSegment segments[kPullsPerLaunch];
+  std::uint32_t segment_count;
+  std::uint32_t chunks;
+};
+static_assert(sizeof(PullParams) <= 4096);
+
+/// What a kernel does; the types of its parameters and segments follow.
+enum class Move { gather, scatter, pull };
+template <Move kMove>
+struct MoveTypes {
+  using Params = SlotCopyParams;
+  using Segment = kernels::Segment;
+};
+template <>
+struct MoveTypes<Move::pull> {
+  using Params = PullParams;
+  using Segment = PullSegment;
+};
+
+/// How a plain kernel loads and stores. gpu_copy_bench tries others.
+struct PlainAccess {
+  template <typename Unit>
+  static __device__ Unit load(const Unit* from) {
+    return *from;
+  }
+  template <typename Unit>
+  static __device__ void store(Unit* to, Unit value) {
+    *to = value;
+  }
+};
+
 __device__ inline std::uint64_t checksum_term(std::uint64_t word, std::uint64_t index) {
   const std::uint64_t mixed = word ^ ((index + 1) * kChecksumStep);
   return (mixed & 0xffff'ffffULL) * (mixed >> 32) + (word << 32 | word >> 32);
@@ -151,8 +192,9 @@ __device__ void mark_slots(const SlotCopyParams& params) {
   }
 }
 
-__device__ inline std::uint32_t find_segment(const SlotCopyParams& params, std::uint32_t chunk,
-                                             std::uint32_t from) {
+template <typename Params>
+__device__ std::uint32_t find_segment(const Params& params, std::uint32_t chunk,
+                                      std::uint32_t from) {
   while (from + 1 < params.segment_count && params.segments[from + 1].first_chunk <= chunk) ++from;
   return from;
 }
@@ -160,7 +202,8 @@ __device__ inline std::uint32_t find_segment(const SlotCopyParams& params, std::
 /// One warp moves 32 * kUnroll consecutive units at a time, all of them on their way before the first is
 /// stored. With no cap a warp has one such chunk, and the hardware balances them. Loads and stores are plain:
 /// with no-allocate or evict-first hints the same kernel is 3 % slower over 2 GiB.
-template <typename Unit, bool kScatter, bool kChecksum, int kThreads, int kUnroll>
+template <typename Unit, bool kScatter, bool kChecksum, int kThreads, int kUnroll,
+          typename Access = PlainAccess>
 __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
     const __grid_constant__ SlotCopyParams params) {
   static_assert(!kChecksum || sizeof(Unit) == 16);
@@ -187,13 +230,13 @@ __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
       if (n >= segment.units) continue;
       auto* const pool = reinterpret_cast<Unit*>(segment.pool.locate(n, sizeof(Unit)));
       auto* const slot = reinterpret_cast<Unit*>(segment.payload) + n;
-      values[k] = *(kScatter ? slot : pool);
+      values[k] = Access::load(kScatter ? slot : pool);
       to[k] = kScatter ? pool : slot;
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       if (to[k] == nullptr) continue;
-      *to[k] = values[k];
+      Access::store(to[k], values[k]);
       if constexpr (kChecksum)
         sum += checksum_terms(values[k],
                               segment.first_word + 2 * std::uint64_t{first + k * kWarpSize});
@@ -202,6 +245,34 @@ __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
   if (kChecksum && warp < params.chunks && params.segments[index].sums != nullptr)
     add_sum(params.segments[index].sums, sum, warp);
   if (blockIdx.x == gridDim.x - 1) mark_slots<kScatter>(params);
+}
+
+/// The same from page to page.
+template <typename Unit, int kThreads, int kUnroll, typename Access = PlainAccess>
+__global__ __launch_bounds__(kThreads) void pull_kernel(const __grid_constant__ PullParams params) {
+  constexpr std::uint32_t kWarps = kThreads / kWarpSize;
+  const std::uint32_t lane = threadIdx.x % kWarpSize;
+  const std::uint32_t warp = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
+  std::uint32_t index = 0;
+  for (std::uint32_t chunk = warp; chunk < params.chunks; chunk += gridDim.x * kWarps) {
+    index = find_segment(params, chunk, index);
+    const PullSegment& segment = params.segments[index];
+    const std::uint32_t first = (chunk - segment.first_chunk) * kWarpSize * kUnroll + lane;
+    Unit values[kUnroll];
+    Unit* to[kUnroll];
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) {
+      const std::uint32_t n = first + k * kWarpSize;
+      to[k] = nullptr;
+      if (n >= segment.units) continue;
+      values[k] = Access::load(
+          reinterpret_cast<const Unit*>(segment.from.locate(segment.from_unit + n, sizeof(Unit))));
+      to[k] = reinterpret_cast<Unit*>(segment.to.locate(segment.to_unit + n, sizeof(Unit)));
+    }
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k)
+      if (to[k] != nullptr) Access::store(to[k], values[k]);
+  }
 }
 
 // Bulk copies of Hopper: the copy hardware moves rows to shared memory and on, and a single thread starts
@@ -263,18 +334,13 @@ __device__ inline void bulk_wait_all() {
 }
 #endif
 
-/// A warp's tile: bytes of one segment that are contiguous in the slot.
-struct Tile {
-  const Segment* segment;
-  std::uint64_t begin;  // in the segment
-  std::uint32_t bytes;
-};
-
-/// Here a chunk is a tile, and units are 16 bytes.
-template <bool kScatter, bool kChecksum, std::uint32_t kTileBytes, std::uint32_t kStages,
+/// Here a chunk is a tile: bytes of one segment that follow each other in slot order, moved by one warp. Units
+/// are 16 bytes.
+template <Move kMove, bool kChecksum, std::uint32_t kTileBytes, std::uint32_t kStages,
           std::uint32_t kWarps, std::uint32_t kBehind>
-__global__ __launch_bounds__(kWarps* kWarpSize) void bulk_slot_copy_kernel(
-    const __grid_constant__ SlotCopyParams params) {
+__global__ __launch_bounds__(kWarps* kWarpSize) void bulk_copy_kernel(
+    const __grid_constant__ typename MoveTypes<kMove>::Params params) {
+  static_assert(kMove != Move::pull || !kChecksum);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) std::byte shared[];
   const std::uint32_t lane = threadIdx.x % kWarpSize;
@@ -289,18 +355,23 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void bulk_slot_copy_kernel(
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
 
+  struct Tile {
+    const typename MoveTypes<kMove>::Segment* segment;
+    std::uint64_t begin;  // in the segment
+    std::uint32_t bytes;
+  };
   const auto tile_of = [&](std::uint32_t chunk, std::uint32_t& index) {
     index = find_segment(params, chunk, index);
-    const Segment& segment = params.segments[index];
+    const auto& segment = params.segments[index];
     const std::uint64_t begin = std::uint64_t{chunk - segment.first_chunk} * kTileBytes;
     const std::uint64_t left = std::uint64_t{segment.units} * 16 - begin;
     return Tile{&segment, begin, left < kTileBytes ? static_cast<std::uint32_t>(left) : kTileBytes};
   };
-  // Calls piece(pool, offset in the tile, bytes) for this lane's rows of the tile.
-  const auto for_rows = [&](const Tile& tile, auto&& piece) {
-    const Side& pool = tile.segment->pool;
-    const auto first_unit = static_cast<std::uint32_t>(tile.begin / 16);
-    const std::uint32_t end_unit = first_unit + tile.bytes / 16;
+  // Calls piece(pool, offset in the tile, bytes) for this lane's rows of a tile that begins with unit
+  // `first_unit` of `pool`.
+  const auto for_rows = [&](const Side& pool, std::uint32_t first_unit, std::uint32_t tile_bytes,
+                            auto&& piece) {
+    const std::uint32_t end_unit = first_unit + tile_bytes / 16;
     std::uint32_t in_row = first_unit;
     const std::uint32_t first_row = pool.row_units.divide(in_row);
     for (std::uint32_t row = first_row + lane;; row += kWarpSize) {
@@ -316,14 +387,31 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void bulk_slot_copy_kernel(
     const Tile tile = tile_of(chunk, index);
     const std::uint32_t barrier = barriers + stage * 8;
     const std::uint32_t to = tiles + stage * kTileBytes;
+    const auto first_unit = static_cast<std::uint32_t>(tile.begin / 16);
+    const auto load_row = [&](const std::byte* pool, std::uint32_t at, std::uint32_t bytes) {
+      bulk_load(to + at, pool, bytes, barrier);
+    };
     if (lane == 0) barrier_expect(barrier, tile.bytes);
     __syncwarp();
-    if (kScatter) {
-      if (lane == 0) bulk_load(to, tile.segment->payload + tile.begin, tile.bytes, barrier);
+    if constexpr (kMove == Move::gather) {
+      for_rows(tile.segment->pool, first_unit, tile.bytes, load_row);
+    } else if constexpr (kMove == Move::pull) {
+      for_rows(tile.segment->from, tile.segment->from_unit + first_unit, tile.bytes, load_row);
     } else {
-      for_rows(tile, [&](const std::byte* pool, std::uint32_t at, std::uint32_t bytes) {
-        bulk_load(to + at, pool, bytes, barrier);
-      });
+      if (lane == 0) bulk_load(to, tile.segment->payload + tile.begin, tile.bytes, barrier);
+    }
+  };
+  const auto store = [&](const Tile& tile, std::uint32_t from) {
+    const auto first_unit = static_cast<std::uint32_t>(tile.begin / 16);
+    const auto store_row = [&](std::byte* pool, std::uint32_t at, std::uint32_t bytes) {
+      bulk_store(pool, from + at, bytes);
+    };
+    if constexpr (kMove == Move::scatter) {
+      for_rows(tile.segment->pool, first_unit, tile.bytes, store_row);
+    } else if constexpr (kMove == Move::pull) {
+      for_rows(tile.segment->to, tile.segment->to_unit + first_unit, tile.bytes, store_row);
+    } else {
+      if (lane == 0) bulk_store(tile.segment->payload + tile.begin, from, tile.bytes);
     }
   };
   std::uint32_t load_index = 0;
@@ -342,19 +430,15 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void bulk_slot_copy_kernel(
   for (std::uint32_t chunk = warp; chunk < params.chunks; chunk += step) {
     const std::uint32_t before = index;
     const Tile tile = tile_of(chunk, index);
-    if (kChecksum && index != before) {
-      if (params.segments[before].sums != nullptr) add_sum(params.segments[before].sums, sum, warp);
-      sum = 0;
+    if constexpr (kChecksum) {
+      if (index != before) {
+        if (params.segments[before].sums != nullptr)
+          add_sum(params.segments[before].sums, sum, warp);
+        sum = 0;
+      }
     }
     barrier_wait(barriers + stage * 8, parity);
-    const std::uint32_t from = tiles + stage * kTileBytes;
-    if (kScatter) {
-      for_rows(tile, [&](std::byte* pool, std::uint32_t at, std::uint32_t bytes) {
-        bulk_store(pool, from + at, bytes);
-      });
-    } else if (lane == 0) {
-      bulk_store(tile.segment->payload + tile.begin, from, tile.bytes);
-    }
+    store(tile, tiles + stage * kTileBytes);
     bulk_commit();
     if constexpr (kChecksum) {
       const auto* const words = reinterpret_cast<const uint4*>(
@@ -375,10 +459,14 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void bulk_slot_copy_kernel(
       if (++free_stage == kStages) free_stage = 0;
     }
   }
-  if (kChecksum && warp < params.chunks && params.segments[index].sums != nullptr)
-    add_sum(params.segments[index].sums, sum, warp);
+  if constexpr (kChecksum) {
+    if (warp < params.chunks && params.segments[index].sums != nullptr)
+      add_sum(params.segments[index].sums, sum, warp);
+  }
   bulk_wait_all();
-  if (blockIdx.x == gridDim.x - 1) mark_slots<kScatter>(params);
+  if constexpr (kMove != Move::pull) {
+    if (blockIdx.x == gridDim.x - 1) mark_slots<kMove == Move::scatter>(params);
+  }
 #endif
 }
 
@@ -415,36 +503,6 @@ __global__ void seal_slots_kernel(const __grid_constant__ SealParams params) {
   } else {
     header_of(slot)[4] = sum;
     trailer_of(slot)[4] = sum;
-  }
-}
-
-struct PullParams {
-  Side from;
-  Side to;
-  std::uint32_t units;
-};
-
-template <typename Unit, int kThreads, int kUnroll>
-__global__ __launch_bounds__(kThreads) void pull_kernel(const __grid_constant__ PullParams params) {
-  const std::uint32_t lane = threadIdx.x % kWarpSize;
-  constexpr std::uint32_t kWarps = kThreads / kWarpSize;
-  const std::uint64_t step = std::uint64_t{gridDim.x} * kWarps * kWarpSize * kUnroll;
-  const std::uint32_t warp = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
-  for (std::uint64_t chunk = std::uint64_t{warp} * kWarpSize * kUnroll; chunk < params.units;
-       chunk += step) {
-    const std::uint32_t first = static_cast<std::uint32_t>(chunk) + lane;
-    Unit values[kUnroll];
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      const std::uint32_t n = first + k * kWarpSize;
-      if (n < params.units)
-        values[k] = *reinterpret_cast<const Unit*>(params.from.locate(n, sizeof(Unit)));
-    }
-#pragma unroll
-    for (int k = 0; k < kUnroll; ++k) {
-      const std::uint32_t n = first + k * kWarpSize;
-      if (n < params.units) *reinterpret_cast<Unit*>(params.to.locate(n, sizeof(Unit))) = values[k];
-    }
   }
 }
 

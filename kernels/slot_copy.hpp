@@ -78,14 +78,25 @@ cudaError_t launch_gather(const SlotCopyArgs& args, cudaStream_t stream) noexcep
 /// Copies slots into fragments, and reports header, trailer and checksum in Slot::found.
 cudaError_t launch_scatter(const SlotCopyArgs& args, cudaStream_t stream) noexcept;
 
-/// From page to page, with no slot between: `from` may be a peer's memory mapped here. Both sides list the
-/// same bytes in slot order; they need not be cut alike.
-struct PullArgs {
-  Fragments from;
+/// Bytes that go from page to page, with no slot between. Each side names them by their place in the slot
+/// order of its own fragments, so that the sides need not be cut alike.
+struct PullPiece {
+  Fragments from;  ///< may be a peer's memory, mapped here
   Fragments to;
-  std::uint32_t unit_bytes;  ///< as above, of both sides
-  std::uint32_t max_sms;
+  std::uint64_t from_offset;  ///< of the first byte, in `from`
+  std::uint64_t to_offset;
+  std::uint64_t bytes;
 };
+
+struct PullArgs {
+  const PullPiece* pieces;  ///< host; read before the launcher returns
+  std::uint32_t piece_count;
+  std::uint32_t
+      unit_bytes;  ///< as above, of both sides; divides the offsets and bytes of a piece too
+  std::uint32_t max_sms;
+  bool bulk_copies;
+};
+/// cudaErrorInvalidValue for a piece that ends beyond one of its sides.
 cudaError_t launch_pull(const PullArgs& args, cudaStream_t stream) noexcept;
 
 /// Per-block dynamic shared memory above 48 KiB has to be allowed once for each device, which no launcher

@@ -78,26 +78,33 @@ class CopyListener {
   ~CopyListener() = default;
 };
 
-/// Copies fragments between pool buffers and a slot.
+/// Copies fragments between pool buffers and a slot, or from pool to pool.
+///
+/// A pull copies `sources`, which may be a peer's memory mapped here (pool_mapping.hpp), to `batches`. Byte i
+/// of the one, in slot order, becomes byte i of the other; they need not be cut alike, only hold equally many
+/// bytes. It has no slot, and so neither stamp nor checksum: whoever submits it knows that the sources are
+/// final, and asks their owner afterwards whether they still were.
 struct CopyJob {
-  enum class Direction : std::uint8_t { gather, scatter };
+  enum class Direction : std::uint8_t { gather, scatter, pull };
 
   Direction direction{Direction::gather};
-  std::span<const FragmentBatch> batches;  ///< in slot order; borrowed until submit() returns
+  std::span<const FragmentBatch> batches;    ///< in slot order; borrowed until submit() returns
+  std::span<const FragmentBatch> sources{};  ///< pull: likewise, apart from `batches`; else none
   std::byte* slot{
       nullptr};  ///< slot_bytes_for(payload) bytes, 16-byte aligned (128 is faster); borrowed until done
-  SlotStamp stamp;       ///< written by gather; what scatter must find
+  SlotStamp stamp;  ///< written by gather; what scatter must find; of a pull, payload_bytes only
   bool checksum{false};  ///< compute (gather) or compare (scatter) while copying
   EventHandle after{
-      nullptr};  ///< no byte of the pool is touched before this event; borrowed until done
+      nullptr};  ///< no byte of `batches` is touched before this event; borrowed until done
 };
 
-/// Gathers pages into slots and scatters slots into pages: the interface of the host and CUDA engines.
+/// Gathers pages into slots, scatters slots into pages, and pulls pages from pages: the interface of the host
+/// and CUDA engines.
 ///
 /// Owns:    its streams, events and threads; never the memory it copies.
 /// Threads: worker-bound, except wake_fd(), which does not change.
-/// Errors:  submit() gives invalid_argument when the batches do not fit their stamp's payload_bytes, and
-///          unsupported when `after` is set on an engine without CUDA; copy_done() gives data_loss when
+/// Errors:  submit() gives invalid_argument when batches or sources do not fit their stamp's payload_bytes,
+///          and unsupported when `after` is set on an engine without CUDA; copy_done() gives data_loss when
 ///          a scatter finds another stamp or checksum (the destination then holds unspecified bytes).
 /// Cost:    submit() does not allocate once warm. The host engine copies inside progress().
 /// Source:  docs/architecture.md, "Copy engines".
@@ -109,8 +116,9 @@ class KVSHARD_EXPORT CopyEngine {
   [[nodiscard]] virtual MemoryKind memory_kind() const noexcept = 0;
   /// The CUDA device of its pools and slots; -1 for host memory.
   [[nodiscard]] virtual int device() const noexcept { return -1; }
-  /// Takes the job, in order per engine; `listener` hears the end from progress(), also of a job that
-  /// fails. When submit() returns an error the listener is not called.
+  /// Takes the job, in order per engine; neighbours of one direction may run at once, so none may write what
+  /// the other touches. `listener` hears the end from progress(), also of a job that fails. When submit()
+  /// returns an error the listener is not called.
   virtual Status submit(const CopyJob& job, CopyListener& listener) = 0;
   /// Runs what is ready and calls listeners; returns how many jobs ended. Never waits for a device.
   virtual std::size_t progress() noexcept = 0;

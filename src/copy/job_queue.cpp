@@ -51,22 +51,36 @@ std::uint64_t placement_bits(const QueuedBatch& batch) noexcept {
   return bits;
 }
 
-Status check_job(const CopyJob& job) {
-  if (job.slot == nullptr || reinterpret_cast<std::uintptr_t>(job.slot) % 16 != 0)
-    return Error{ErrorCode::invalid_argument, fmt::format("slot {} is null or not 16-byte aligned",
-                                                          static_cast<const void*>(job.slot))};
+Status check_batches(std::span<const FragmentBatch> batches, const char* what,
+                     std::uint64_t payload_bytes) {
   std::uint64_t total = 0;
-  for (const FragmentBatch& batch : job.batches) {
+  for (const FragmentBatch& batch : batches) {
     const std::uint64_t bytes = batch_bytes(batch);
     total = bytes > kMax - total ? kMax : total + bytes;
     if (bytes != 0 && std::ranges::find(batch.buffers, nullptr) != batch.buffers.end())
       return Error{ErrorCode::invalid_argument,
-                   fmt::format("one of {} pool buffers is null", batch.buffers.size())};
+                   fmt::format("{}: one of {} pool buffers is null", what, batch.buffers.size())};
   }
-  if (total != job.stamp.payload_bytes || total == kMax)
+  if (total == payload_bytes && total != kMax) return {};
+  return Error{
+      ErrorCode::invalid_argument,
+      fmt::format("{} hold {} bytes, the stamp says payload_bytes {}", what, total, payload_bytes)};
+}
+
+Status check_job(const CopyJob& job) {
+  const bool pull = job.direction == CopyJob::Direction::pull;
+  if (pull && (job.slot != nullptr || job.checksum))
     return Error{ErrorCode::invalid_argument,
-                 fmt::format("batches hold {} bytes, the stamp says payload_bytes {}", total,
-                             job.stamp.payload_bytes)};
+                 fmt::format("a pull has no slot and no checksum, but slot is {} and checksum {}",
+                             static_cast<const void*>(job.slot), job.checksum)};
+  if (!pull && !job.sources.empty())
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("{} source batches in a job that is no pull", job.sources.size())};
+  if (!pull && (job.slot == nullptr || reinterpret_cast<std::uintptr_t>(job.slot) % 16 != 0))
+    return Error{ErrorCode::invalid_argument, fmt::format("slot {} is null or not 16-byte aligned",
+                                                          static_cast<const void*>(job.slot))};
+  KVSHARD_TRY(check_batches(job.batches, "batches", job.stamp.payload_bytes));
+  if (pull) KVSHARD_TRY(check_batches(job.sources, "sources", job.stamp.payload_bytes));
   return {};
 }
 
@@ -76,11 +90,13 @@ Status JobQueue::push(const CopyJob& job, CopyListener& listener) {
   KVSHARD_TRY(check_job(job));
   std::size_t buffers = 0;
   std::size_t offsets = 0;
-  for (const FragmentBatch& batch : job.batches) {
-    buffers += batch.buffers.size();
-    offsets += batch.offsets.size();
+  for (const auto& batches : {job.batches, job.sources}) {
+    most_batches_ = std::max(most_batches_, batches.size());
+    for (const FragmentBatch& batch : batches) {
+      buffers += batch.buffers.size();
+      offsets += batch.offsets.size();
+    }
   }
-  most_batches_ = std::max(most_batches_, job.batches.size());
   most_buffers_ = std::max(most_buffers_, buffers);
   most_offsets_ = std::max(most_offsets_, offsets);
 
@@ -91,21 +107,25 @@ Status JobQueue::push(const CopyJob& job, CopyListener& listener) {
   queued->checksum = job.checksum;
   queued->after = job.after;
   queued->listener = &listener;
-  std::uint64_t payload_offset = 0;
   std::uint64_t bits = 16;
-  for (const FragmentBatch& batch : job.batches) {
-    const std::uint64_t bytes = batch.bytes();
-    if (bytes == 0) continue;
-    const std::size_t first_buffer = queued->buffers.size();
-    const std::size_t first_offset = queued->offsets.size();
-    queued->buffers.insert(queued->buffers.end(), batch.buffers.begin(), batch.buffers.end());
-    queued->offsets.insert(queued->offsets.end(), batch.offsets.begin(), batch.offsets.end());
-    queued->batches.push_back({std::span{queued->buffers}.subspan(first_buffer),
-                               std::span{queued->offsets}.subspan(first_offset),
-                               merge_rows(batch.shape), payload_offset, bytes});
-    bits |= placement_bits(queued->batches.back());
-    payload_offset += bytes;
-  }
+  const auto append = [&](std::span<const FragmentBatch> batches, std::vector<QueuedBatch>& to) {
+    std::uint64_t payload_offset = 0;
+    for (const FragmentBatch& batch : batches) {
+      const std::uint64_t bytes = batch.bytes();
+      if (bytes == 0) continue;
+      const std::size_t first_buffer = queued->buffers.size();
+      const std::size_t first_offset = queued->offsets.size();
+      queued->buffers.insert(queued->buffers.end(), batch.buffers.begin(), batch.buffers.end());
+      queued->offsets.insert(queued->offsets.end(), batch.offsets.begin(), batch.offsets.end());
+      to.push_back({std::span{queued->buffers}.subspan(first_buffer),
+                    std::span{queued->offsets}.subspan(first_offset), merge_rows(batch.shape),
+                    payload_offset, bytes});
+      bits |= placement_bits(to.back());
+      payload_offset += bytes;
+    }
+  };
+  append(job.batches, queued->batches);
+  append(job.sources, queued->sources);
   queued->alignment = bits & (~bits + 1);
   (last_ == nullptr ? first_ : last_->next) = queued;
   last_ = queued;
@@ -123,6 +143,7 @@ QueuedJob* JobQueue::pop() noexcept {
 
 void JobQueue::recycle(QueuedJob* job) noexcept {
   job->batches.clear();
+  job->sources.clear();
   job->buffers.clear();
   job->offsets.clear();
   job->next = free_;
@@ -132,6 +153,7 @@ void JobQueue::recycle(QueuedJob* job) noexcept {
 QueuedJob* JobQueue::acquire() {
   if (free_ == nullptr) recycle(records_.emplace_back(std::make_unique<QueuedJob>()).get());
   free_->batches.reserve(most_batches_);
+  free_->sources.reserve(most_batches_);
   free_->buffers.reserve(most_buffers_);
   free_->offsets.reserve(most_offsets_);
   QueuedJob* const job = free_;

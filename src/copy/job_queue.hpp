@@ -31,6 +31,7 @@ struct QueuedJob {
   std::uint64_t alignment{
       16};  ///< 16 or less: the power of two that divides every address and size
   std::vector<QueuedBatch> batches;  ///< their spans point into the two vectors below
+  std::vector<QueuedBatch> sources;  ///< likewise; of a pull
   std::vector<std::byte*> buffers;
   std::vector<std::uint64_t> offsets;
   QueuedJob* next{nullptr};
@@ -39,13 +40,12 @@ struct QueuedJob {
 /// The jobs that an engine took and has not started, first in first out; and the store of job
 /// records.
 ///
-/// Owns:    every record it ever made, so that a warm queue does not allocate: records are used
-/// again last
+/// Owns:    every record it ever made, so that a warm queue does not allocate: records are used again last
 ///          in first out, and each is made large enough for the largest job seen.
 /// Threads: thread-compatible.
-/// Errors:  push() gives invalid_argument for batches that do not add up to the stamp's
-/// payload_bytes,
-///          a null buffer, and a slot that is null or not 16-byte aligned.
+/// Errors:  push() gives invalid_argument for batches or sources that do not add up to the stamp's
+///          payload_bytes, a null buffer, a slot that is null or not 16-byte aligned; for a pull with a
+///          slot or a checksum, and any other job with sources.
 class JobQueue {
  public:
   /// Copies the job's spans.
@@ -103,6 +103,19 @@ void for_each_piece(const QueuedBatch& batch, std::uint64_t begin, std::uint64_t
     ++buffer;
   }
   if (run != nullptr) piece(run, batch.payload_offset + run_begin, at - run_begin);
+}
+
+/// The same over batches that follow each other in the payload: calls piece(pool, payload_offset, bytes) for
+/// the payload bytes [begin, end), in order.
+template <typename Piece>
+void for_each_piece(std::span<const QueuedBatch> batches, std::uint64_t begin, std::uint64_t end,
+                    Piece&& piece) {
+  for (const QueuedBatch& batch : batches) {
+    const std::uint64_t first = std::max(begin, batch.payload_offset);
+    const std::uint64_t last = std::min(end, batch.payload_offset + batch.bytes);
+    if (first < last)
+      for_each_piece(batch, first - batch.payload_offset, last - batch.payload_offset, piece);
+  }
 }
 
 }  // namespace kvshard

@@ -10,20 +10,11 @@
 #include <vector>
 
 #include "copy/cuda/cuda_handles.hpp"
+#include "copy/gpu_test.hpp"
 #include "support/copy_engine_conformance.hpp"
 
 namespace kvshard::test {
 namespace {
-
-#define ASSERT_CUDA(call) ASSERT_EQ(cudaSuccess, (call))
-#define EXPECT_CUDA(call) EXPECT_EQ(cudaSuccess, (call))
-
-std::optional<std::string> no_device() {
-  int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error == cudaSuccess && devices > 0) return std::nullopt;
-  return std::string{"no CUDA device: "} + cudaGetErrorString(error);
-}
 
 class CudaTestBed final : public CopyTestBed {
  public:
@@ -69,14 +60,9 @@ INSTANTIATE_TEST_SUITE_P(
                                         big_bytes()}),
     [](const auto& instance) { return instance.param.name; });
 
-class CudaCopyEngineTest : public testing::Test {
+class CudaCopyEngineTest : public GpuTest {
  protected:
-  void SetUp() override {
-    if (const auto reason = no_device()) {
-      const char* const required = std::getenv("KVSHARD_REQUIRE_GPU");
-      if (required != nullptr && std::string{required} == "1") FAIL() << *reason;
-      GTEST_SKIP() << *reason;
-    }
+  void SetUpOnGpu() override {
     bed_ = make_bed<0, false>();
     cudaStream_t stream = nullptr;
     cudaEvent_t event = nullptr;
@@ -181,6 +167,44 @@ TEST_F(CudaCopyEngineTest, ScattersOnlyAfterTheEventOfTheLastReader) {
   drain();
   EXPECT_EQ(listener.calls, 2);
   EXPECT_TRUE(listener.ok);
+  std::vector<std::byte> found(kPageBytes);
+  bed_->read(found, seen);
+  EXPECT_EQ(found, std::vector<std::byte>(kPageBytes, std::byte{0x44}));
+  bed_->read(found, pool);
+  EXPECT_EQ(found, std::vector<std::byte>(kPageBytes, std::byte{0x33}));
+}
+
+// acceptance 24, without a slot between.
+TEST_F(CudaCopyEngineTest, PullsOnlyAfterTheEventOfTheLastReader) {
+  std::byte* const source = bed_->allocate(kPageBytes);
+  std::byte* const pool = bed_->allocate(kPageBytes);
+  std::byte* const seen = bed_->allocate(kPageBytes);
+  ASSERT_CUDA(cudaMemset(source, 0x33, kPageBytes));
+  ASSERT_CUDA(cudaMemset(pool, 0x44, kPageBytes));
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  const BatchPlan page{.buffers = {0}, .offsets = {0}, .shape = {.row_bytes = kPageBytes}};
+  const JobPlan from{{page}, source};
+  const JobPlan to{{page}, pool};
+
+  Gate gate;
+  ASSERT_CUDA(cudaLaunchHostFunc(stream_.get(), Gate::hold, &gate));
+  ASSERT_CUDA(cudaMemcpyAsync(seen, pool, kPageBytes, cudaMemcpyDeviceToDevice, stream_.get()));
+  ASSERT_CUDA(cudaEventRecord(event_.get(), stream_.get()));
+  CountingListener listener;
+  CopyJob job;
+  job.direction = CopyJob::Direction::pull;
+  job.sources = from.batches();
+  job.batches = to.batches();
+  job.stamp.payload_bytes = kPageBytes;
+  job.after = event_.get();
+  ASSERT_TRUE(engine().submit(job, listener).ok());
+  EXPECT_EQ(engine().progress(), 0u);
+  EXPECT_EQ(engine().progress(), 0u);
+  EXPECT_EQ(listener.calls, 0);
+  gate.open();
+  drain();
+  EXPECT_EQ(listener.calls, 1);
+  EXPECT_TRUE(listener.ok) << listener.message;
   std::vector<std::byte> found(kPageBytes);
   bed_->read(found, seen);
   EXPECT_EQ(found, std::vector<std::byte>(kPageBytes, std::byte{0x44}));

@@ -8,27 +8,18 @@
 #include <vector>
 
 #include "copy/cuda/cuda_handles.hpp"
+#include "copy/gpu_test.hpp"
 #include "kernels/slot_copy.hpp"
 #include "support/copy_plans.hpp"
 
-// The launchers by themselves: the pull, which no engine uses yet, and capture in a graph. What gather and
-// scatter copy is the business of the conformance suite.
+// The launchers by themselves: what they refuse, and capture in a graph. What they copy is the business of the
+// conformance suite.
 namespace kvshard::test {
 namespace {
 
-#define ASSERT_CUDA(call) ASSERT_EQ(cudaSuccess, (call))
-
-class SlotCopyKernelsTest : public testing::Test {
+class SlotCopyKernelsTest : public GpuTest {
  protected:
-  void SetUp() override {
-    int devices = 0;
-    const cudaError_t error = cudaGetDeviceCount(&devices);
-    if (error != cudaSuccess || devices == 0) {
-      const char* const required = std::getenv("KVSHARD_REQUIRE_GPU");
-      const std::string reason = std::string{"no CUDA device: "} + cudaGetErrorString(error);
-      if (required != nullptr && std::string{required} == "1") FAIL() << reason;
-      GTEST_SKIP() << reason;
-    }
+  void SetUpOnGpu() override {
     cudaStream_t stream = nullptr;
     ASSERT_CUDA(cudaStreamCreate(&stream));
     stream_ = CudaStream{stream};
@@ -70,69 +61,39 @@ class SlotCopyKernelsTest : public testing::Test {
   std::vector<DeviceBuffer> buffers_;
 };
 
-TEST_F(SlotCopyKernelsTest, PullsFromPageToPageHoweverEachSideIsCut) {
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    std::mt19937_64 random{seed};
-    const std::uint64_t unit = std::uint64_t{1} << random_in(random, 0, 4);
-    // The same rows on both sides, held together here and apart there.
-    const auto rows = static_cast<std::uint32_t>(random_in(random, 1, 12));
-    const std::uint64_t row_bytes = unit * random_in(random, 1, 70);
-    const FragmentShape packed{.outer = 1,
-                               .outer_stride = 0,
-                               .inner = 1,
-                               .inner_stride = 0,
-                               .row_bytes = rows * row_bytes};
-    const FragmentShape apart{.outer = rows,
-                              .outer_stride = row_bytes + unit * 3,
-                              .inner = 1,
-                              .inner_stride = 0,
-                              .row_bytes = row_bytes};
-    const std::size_t buffers = random_in(random, 1, 5);
-    const std::size_t pages = random_in(random, 1, 9);
-    std::uint64_t from_bytes = 0;
-    std::uint64_t to_bytes = 0;
-    const BatchPlan from = place_batch(random, packed, buffers, pages, unit, from_bytes);
-    const BatchPlan to = place_batch(random, apart, buffers, pages, unit, to_bytes);
-    const std::vector<std::byte> source = random_bytes(from_bytes, random);
-    std::vector<std::byte> expected = random_bytes(to_bytes, random);
-    const std::byte* const from_pool = upload(source);
-    std::byte* const to_pool = upload(expected);
-
-    std::vector<std::byte> slot;
-    JobPlan{{from}, nullptr}.for_each_byte(
-        [&](std::uint64_t at, std::uint64_t) { slot.push_back(source[at]); });
-    JobPlan{{to}, nullptr}.for_each_byte(
-        [&](std::uint64_t at, std::uint64_t payload) { expected[at] = slot[payload]; });
-    const kernels::PullArgs args{.from = fragments(from, from_pool),
-                                 .to = fragments(to, to_pool),
-                                 .unit_bytes = static_cast<std::uint32_t>(unit),
-                                 .max_sms = seed % 3 == 0 ? 1U : 0U};
-    ASSERT_CUDA(kernels::launch_pull(args, stream_.get()));
-    ASSERT_CUDA(cudaStreamSynchronize(stream_.get()));
-    ASSERT_EQ(download(to_pool, to_bytes), expected);
-    ASSERT_EQ(download(from_pool, from_bytes), source);
-  }
-}
-
-TEST_F(SlotCopyKernelsTest, RefusesAPullOfUnequalSides) {
-  const kernels::Fragments one{.buffers = nullptr,
-                               .offsets = nullptr,
-                               .buffer_count = 1,
-                               .offset_count = 1,
-                               .outer = 1,
-                               .inner = 1,
-                               .outer_stride = 0,
-                               .inner_stride = 0,
-                               .row_bytes = 16};
-  kernels::Fragments two = one;
-  two.offset_count = 2;
-  EXPECT_EQ(
-      kernels::launch_pull({.from = one, .to = two, .unit_bytes = 16, .max_sms = 0}, stream_.get()),
-      cudaErrorInvalidValue);
-  EXPECT_EQ(
-      kernels::launch_pull({.from = one, .to = one, .unit_bytes = 3, .max_sms = 0}, stream_.get()),
-      cudaErrorInvalidValue);
+TEST_F(SlotCopyKernelsTest, RefusesAPullBeyondASide) {
+  const kernels::Fragments side{.buffers = nullptr,
+                                .offsets = nullptr,
+                                .buffer_count = 1,
+                                .offset_count = 2,
+                                .outer = 1,
+                                .inner = 1,
+                                .outer_stride = 0,
+                                .inner_stride = 0,
+                                .row_bytes = 16};
+  const kernels::PullPiece good{
+      .from = side, .to = side, .from_offset = 0, .to_offset = 0, .bytes = 0};
+  const auto launch = [&](const kernels::PullPiece& piece, std::uint32_t unit_bytes) {
+    return kernels::launch_pull({.pieces = &piece,
+                                 .piece_count = 1,
+                                 .unit_bytes = unit_bytes,
+                                 .max_sms = 0,
+                                 .bulk_copies = false},
+                                stream_.get());
+  };
+  EXPECT_EQ(launch(good, 16), cudaSuccess);  // an empty grid is an error to CUDA only
+  kernels::PullPiece bad = good;
+  bad.bytes = 48;
+  EXPECT_EQ(launch(bad, 16), cudaErrorInvalidValue);
+  bad.bytes = 32;
+  bad.to_offset = 16;
+  EXPECT_EQ(launch(bad, 16), cudaErrorInvalidValue);
+  bad.to_offset = 0;
+  bad.from_offset = 48;
+  EXPECT_EQ(launch(bad, 16), cudaErrorInvalidValue);
+  bad.from_offset = 0;
+  EXPECT_EQ(launch(bad, 3), cudaErrorInvalidValue);
+  EXPECT_EQ(launch(bad, 0), cudaErrorInvalidValue);
 }
 
 TEST_F(SlotCopyKernelsTest, AGraphReplaysGatherAndScatter) {

@@ -14,11 +14,13 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "copy/allocation_count.hpp"
 #include "kvshard/copy_engine.hpp"
 #include "support/copy_plans.hpp"
+#include "support/counting_listener.hpp"
 
 // One suite that every copy engine passes. A test program links copy/allocation_count.cpp, makes a
 // CopyTestBed for its kind of memory, and instantiates CopyEngineConformance with it.
@@ -80,22 +82,6 @@ class Arena {
   CopyTestBed& bed_;
   std::byte* memory_;
   std::vector<std::byte> expected_;
-};
-
-class CountingListener final : public CopyListener {
- public:
-  void copy_done(Status status) noexcept override {
-    ++calls;
-    ok = status.ok();
-    if (!ok) {
-      code = status.error().code;
-      message = status.error().message;
-    }
-  }
-  int calls{0};
-  bool ok{false};
-  ErrorCode code{};
-  std::string message;
 };
 
 class CopyEngineConformance : public testing::TestWithParam<CopyEngineUnderTest> {
@@ -195,6 +181,40 @@ class CopyEngineConformance : public testing::TestWithParam<CopyEngineUnderTest>
     ASSERT_TRUE(status.ok()) << status.error().message;
     ASSERT_TRUE(pool.matches()) << "pool after scatter";
     ASSERT_TRUE(slots.matches()) << "scatter wrote to its slot";
+  }
+
+  /// Pulls `from` to `to` and compares every byte of both arenas with the oracle.
+  void check_pull(const std::vector<BatchPlan>& from, std::uint64_t source_bytes,
+                  const std::vector<BatchPlan>& to, std::uint64_t pool_bytes,
+                  std::mt19937_64& random) {
+    Arena source{*bed_, source_bytes, random};
+    Arena pool{*bed_, pool_bytes, random};
+    const JobPlan sources{from, source.memory()};
+    const JobPlan batches{to, pool.memory()};
+    ASSERT_EQ(sources.bytes(), batches.bytes());
+    const Status status = run(pull_job(sources, batches));
+    ASSERT_TRUE(status.ok()) << status.error().message;
+    expect_pulled(sources, source, batches, pool);
+    ASSERT_TRUE(pool.matches()) << "pool after pull";
+    ASSERT_TRUE(source.matches()) << "pull wrote to its source";
+  }
+
+  static CopyJob pull_job(const JobPlan& sources, const JobPlan& batches) {
+    CopyJob job;
+    job.direction = CopyJob::Direction::pull;
+    job.batches = batches.batches();
+    job.sources = sources.batches();
+    job.stamp.payload_bytes = batches.bytes();
+    return job;
+  }
+
+  static void expect_pulled(const JobPlan& sources, Arena& source, const JobPlan& batches,
+                            Arena& pool) {
+    std::vector<std::byte> slot(sources.bytes());
+    sources.for_each_byte(
+        [&](std::uint64_t at, std::uint64_t payload) { slot[payload] = source.expected()[at]; });
+    batches.for_each_byte(
+        [&](std::uint64_t at, std::uint64_t payload) { pool.expected()[at] = slot[payload]; });
   }
 
   std::unique_ptr<CopyTestBed> bed_;
@@ -555,8 +575,15 @@ TEST_P(CopyEngineConformance, DoesNotAllocateOnceWarm) {
   constexpr std::uint64_t kSlotBytes = 32768;
   Arena slots{*bed_, plans.size() * kSlotBytes, random};
   std::deque<CountingListener> listeners(plans.size());
+  Arena other{*bed_, cursor, random};
+  std::deque<JobPlan> sources;
+  for (const BatchPlan& plan : plans)
+    sources.emplace_back(std::vector<BatchPlan>{plan}, other.memory());
 
   const auto round = [&] {
+    for (std::size_t i = 0; i < jobs.size(); ++i)
+      if (!engine().submit(pull_job(sources[i], jobs[i]), listeners[i]).ok()) return false;
+    if (!drain()) return false;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       const CopyJob job{.direction = CopyJob::Direction::gather,
                         .batches = jobs[i].batches(),
@@ -575,6 +602,174 @@ TEST_P(CopyEngineConformance, DoesNotAllocateOnceWarm) {
   const std::size_t after = allocation_count();
   EXPECT_TRUE(all);
   EXPECT_EQ(after - before, 0u);
+}
+
+TEST_P(CopyEngineConformance, PullsExactBytesHoweverEachSideIsCut) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random{seed};
+    const std::uint64_t unit = std::uint64_t{1} << random_in(random, 0, 4);
+    std::uint64_t source_bytes = unit * random_in(random, 0, 3);
+    std::uint64_t pool_bytes = unit * random_in(random, 0, 3);
+    const std::uint64_t bytes = unit * random_in(random, 1, 3000);
+    const auto from = place_batches_of(random, bytes, unit, source_bytes);
+    const auto to = place_batches_of(random, bytes, unit, pool_bytes);
+    check_pull(from, source_bytes + 64, to, pool_bytes + 64, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CopyEngineConformance, PullsEverySmallSizeAtEveryPairOfAlignments) {
+  std::mt19937_64 random{12};
+  for (const std::uint64_t size : {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 64})
+    for (const std::uint64_t from : {0, 1, 2, 4, 8, 15})
+      for (const std::uint64_t to : {0, 1, 2, 3, 8}) {
+        SCOPED_TRACE(testing::Message() << "size " << size << ", " << from << " to " << to);
+        const BatchPlan source{
+            .buffers = {from, 300 + from}, .offsets = {128, 0}, .shape = {.row_bytes = size}};
+        const BatchPlan pool{
+            .buffers = {to, 256 + to}, .offsets = {64, 160}, .shape = {.row_bytes = size}};
+        check_pull({source}, 640, {pool}, 640, random);
+        if (HasFatalFailure()) return;
+      }
+}
+
+// Whole pages of one pool to other pages of another: Llama-3 70B, TP 1 to TP 8 (a head of each token), and
+// token-major to head-major with gaps.
+TEST_P(CopyEngineConformance, PullsExactBytesOfModelShapes) {
+  std::mt19937_64 random{13};
+  constexpr std::uint64_t kPage = 16 * 8 * 256;
+  const auto pages = [](std::uint64_t page_bytes, const FragmentShape& shape, std::uint64_t first,
+                        std::vector<std::uint64_t> order) {
+    BatchPlan plan{.buffers = {}, .offsets = {}, .shape = shape};
+    for (std::uint64_t buffer = 0; buffer < 6; ++buffer)
+      plan.buffers.push_back(buffer * 7 * page_bytes);
+    for (const std::uint64_t page : order) plan.offsets.push_back(page * page_bytes + first);
+    return plan;
+  };
+  {
+    SCOPED_TRACE("a head of eight");
+    check_pull({pages(kPage, {.outer = 16, .outer_stride = 8 * 256, .row_bytes = 256}, 5 * 256,
+                      {6, 1, 3, 2})},
+               6 * 7 * kPage, {pages(kPage / 8, {.row_bytes = kPage / 8}, 0, {1, 2, 3, 4})},
+               6 * 7 * kPage / 8, random);
+  }
+  if (HasFatalFailure()) return;
+  SCOPED_TRACE("token-major to head-major");
+  check_pull(
+      {pages(
+          kPage,
+          {.outer = 8, .outer_stride = 256, .inner = 16, .inner_stride = 8 * 256, .row_bytes = 256},
+          0, {5, 1})},
+      6 * 7 * kPage,
+      {pages(2 * kPage,
+             {.outer = 8,
+              .outer_stride = 16 * 512,
+              .inner = 16,
+              .inner_stride = 512,
+              .row_bytes = 256},
+             0, {2, 6})},
+      6 * 7 * 2 * kPage, random);
+}
+
+TEST_P(CopyEngineConformance, PullsExactBytesOfBigJobs) {
+  std::mt19937_64 random{18};
+  for (const std::uint64_t row_bytes :
+       {std::uint64_t{16384}, std::uint64_t{1040}, std::uint64_t{1000}, std::uint64_t{333}}) {
+    SCOPED_TRACE(testing::Message() << "rows of " << row_bytes);
+    const std::uint64_t unit = row_bytes % 16 == 0 ? 16 : 1;
+    std::uint64_t source_bytes = unit == 16 ? 0 : 5;
+    std::uint64_t pool_bytes = unit == 16 ? 16 : 2;
+    const std::size_t pages = GetParam().big_bytes / 6 / row_bytes;
+    // Three rows a fragment there, one here: both sides are walked apart.
+    const BatchPlan from =
+        place_batch(random, {.outer = 3, .outer_stride = row_bytes + unit, .row_bytes = row_bytes},
+                    2, pages, unit, source_bytes);
+    const BatchPlan to = place_batch(random, {.row_bytes = row_bytes}, 6, pages, unit, pool_bytes);
+    check_pull({from}, source_bytes + 64, {to}, pool_bytes + 64, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CopyEngineConformance, EndsEachOfManyPullsOnce) {
+  constexpr std::size_t kJobs = 150;  // more than a launch, and a launch's segments, hold
+  std::mt19937_64 random{19};
+  std::uint64_t source_bytes = 0;
+  std::uint64_t pool_bytes = 0;
+  std::vector<std::pair<std::vector<BatchPlan>, std::vector<BatchPlan>>> plans;
+  for (std::size_t i = 0; i < kJobs; ++i) {
+    const std::uint64_t unit = i < 90 ? 16 : std::uint64_t{1} << random_in(random, 0, 4);
+    const std::uint64_t bytes = unit * random_in(random, 0, 40);
+    source_bytes = (source_bytes + 15) / 16 * 16;
+    pool_bytes = (pool_bytes + 15) / 16 * 16;
+    auto from = place_batches_of(random, bytes, unit, source_bytes);
+    plans.emplace_back(std::move(from), place_batches_of(random, bytes, unit, pool_bytes));
+  }
+  Arena source{*bed_, source_bytes + 64, random};
+  Arena pool{*bed_, pool_bytes + 64, random};
+  std::deque<CountingListener> listeners(kJobs);
+  for (std::size_t i = 0; i < kJobs; ++i) {
+    // The plans, and all that the job borrows from them, are gone when submit() has returned.
+    const JobPlan sources{plans[i].first, source.memory()};
+    const JobPlan batches{plans[i].second, pool.memory()};
+    ASSERT_TRUE(engine().submit(pull_job(sources, batches), listeners[i]).ok());
+    expect_pulled(sources, source, batches, pool);
+  }
+  ASSERT_TRUE(drain());
+  for (const CountingListener& listener : listeners) {
+    EXPECT_EQ(listener.calls, 1);
+    EXPECT_TRUE(listener.ok) << listener.message;
+  }
+  EXPECT_TRUE(pool.matches());
+  EXPECT_TRUE(source.matches());
+}
+
+TEST_P(CopyEngineConformance, RefusesAPullThatDoesNotAddUp) {
+  std::mt19937_64 random{20};
+  Arena source{*bed_, 1024, random};
+  Arena pool{*bed_, 1024, random};
+  Arena slot{*bed_, 1024, random};
+  const BatchPlan whole{.buffers = {0, 512}, .offsets = {0, 100}, .shape = {.row_bytes = 100}};
+  const BatchPlan short_of{.buffers = {0, 512}, .offsets = {0, 100}, .shape = {.row_bytes = 99}};
+  const JobPlan sources{{whole}, source.memory()};
+  const JobPlan shorter{{short_of}, source.memory()};
+  const JobPlan batches{{whole}, pool.memory()};
+  const CopyJob job = pull_job(sources, batches);
+  const auto expect_refused = [&](const CopyJob& bad, const char* message) {
+    SCOPED_TRACE(message);
+    const Status status = run(bad);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().code, ErrorCode::invalid_argument);
+    EXPECT_NE(status.error().message.find(message), std::string::npos) << status.error().message;
+    EXPECT_EQ(engine().in_flight(), 0u);
+  };
+  CopyJob bad = job;
+  bad.sources = shorter.batches();
+  expect_refused(bad, "sources hold 396 bytes, the stamp says payload_bytes 400");
+  bad = job;
+  bad.stamp.payload_bytes = 396;
+  expect_refused(bad, "batches hold 400 bytes, the stamp says payload_bytes 396");
+  bad = job;
+  bad.sources = {};
+  expect_refused(bad, "sources hold 0 bytes");
+  bad = job;
+  std::byte* const nowhere[2] = {source.memory(), nullptr};
+  FragmentBatch batch = sources.batches()[0];
+  batch.buffers = nowhere;
+  bad.sources = {&batch, 1};
+  expect_refused(bad, "sources: one of 2 pool buffers is null");
+  bad = job;
+  bad.slot = slot.memory();
+  expect_refused(bad, "a pull has no slot");
+  bad = job;
+  bad.checksum = true;
+  expect_refused(bad, "a pull has no slot and no checksum");
+  bad = job;
+  bad.direction = CopyJob::Direction::gather;
+  bad.slot = slot.memory();
+  expect_refused(bad, "1 source batches in a job that is no pull");
+  EXPECT_TRUE(pool.matches());
+  EXPECT_TRUE(run(job).ok());
 }
 
 }  // namespace kvshard::test

@@ -106,6 +106,26 @@ inline BatchPlan place_batch(std::mt19937_64& random, const FragmentShape& shape
   return plan;
 }
 
+/// Batches that hold `bytes` bytes, cut at random into multiples of `unit`, placed from `cursor` on.
+inline std::vector<BatchPlan> place_batches_of(std::mt19937_64& random, std::uint64_t bytes,
+                                               std::uint64_t unit, std::uint64_t& cursor) {
+  std::vector<BatchPlan> plans;
+  while (bytes != 0) {
+    FragmentShape shape = random_shape(random, unit);
+    std::uint64_t fragments = bytes / shape.bytes();
+    if (fragments == 0) {  // what is left
+      shape = {.row_bytes = bytes};
+      fragments = 1;
+    }
+    const std::uint64_t buffers = random_in(random, 1, std::min<std::uint64_t>(fragments, 4));
+    const std::uint64_t pages =
+        random_in(random, 1, std::min<std::uint64_t>(fragments / buffers, 9));
+    plans.push_back(place_batch(random, shape, buffers, pages, unit, cursor));
+    bytes -= buffers * pages * shape.bytes();
+  }
+  return plans;
+}
+
 /// The checksum as docs/architecture.md defines it, over a payload padded with zeros.
 inline std::uint64_t oracle_checksum(std::span<const std::byte> padded) {
   std::uint64_t sum = 0;

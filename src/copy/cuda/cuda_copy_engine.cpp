@@ -25,8 +25,8 @@ std::size_t descriptor_bytes(const QueuedJob& job) noexcept {
   return (job.buffers.size() + job.offsets.size()) * sizeof(std::uint64_t);
 }
 
-// Whether `job` may go out in the launch that `first` begins. A gather and a scatter may not, since one may
-// read the slot that the other fills; nor may a job that waits for an event the others need not wait for.
+// Whether `job` may go out in the launch that `first` begins. Two directions may not, since one may read what
+// the other writes; nor may a job that waits for an event the others need not wait for.
 bool joins(const QueuedJob& job, const QueuedJob& first) noexcept {
   return job.direction == first.direction && job.alignment == first.alignment &&
          (job.after == nullptr || job.after == first.after);
@@ -36,18 +36,6 @@ SlotMark mark_of(const std::uint64_t (&words)[kernels::kMarkWords]) noexcept {
   SlotMark mark;
   std::memcpy(&mark, words, sizeof mark);
   return mark;
-}
-
-Status check_device(int device) {
-  int devices = 0;
-  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
-    (void)cudaGetLastError();
-    return Error{ErrorCode::unsupported,
-                 fmt::format("no CUDA device: {}", cudaGetErrorString(error))};
-  }
-  if (device < 0 || device >= devices)
-    return Error{ErrorCode::unsupported, fmt::format("CUDA device {} of {}", device, devices)};
-  return {};
 }
 
 }  // namespace
@@ -163,7 +151,7 @@ std::size_t CudaCopyEngine::retire() noexcept {
 }
 
 Status CudaCopyEngine::outcome(const QueuedJob& job, std::size_t result) const {
-  if (job.direction == CopyJob::Direction::gather) return {};
+  if (job.direction != CopyJob::Direction::scatter) return {};
   const kernels::SlotFound& found = static_cast<const kernels::SlotFound*>(results_.get())[result];
   KVSHARD_TRY(check_mark(mark_of(found.header), job.stamp, "header"));
   KVSHARD_TRY(check_mark(mark_of(found.trailer), job.stamp, "trailer"));
@@ -233,25 +221,32 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
     device += values.size();
     return found_at;
   };
+  const auto fragments_of = [&put](const QueuedBatch& batch) {
+    return kernels::Fragments{.buffers = put(batch.buffers),
+                              .offsets = put(batch.offsets),
+                              .buffer_count = static_cast<std::uint32_t>(batch.buffers.size()),
+                              .offset_count = static_cast<std::uint32_t>(batch.offsets.size()),
+                              .outer = batch.shape.outer,
+                              .inner = batch.shape.inner,
+                              .outer_stride = batch.shape.outer_stride,
+                              .inner_stride = batch.shape.inner_stride,
+                              .row_bytes = batch.shape.row_bytes};
+  };
   lists_.pieces.clear();
   lists_.slots.clear();
+  lists_.pulls.clear();
   const QueuedJob* job = &first;
   for (std::size_t i = 0; i < jobs; ++i, job = job->next) {
+    if (job->direction == CopyJob::Direction::pull) {
+      add_pulls(*job, fragments_of);
+      continue;
+    }
     const std::size_t result = group_index * kJobsPerGroup + i;
     const bool scatter = job->direction == CopyJob::Direction::scatter;
     for (const QueuedBatch& batch : job->batches)
-      lists_.pieces.push_back(
-          {.fragments = {.buffers = put(batch.buffers),
-                         .offsets = put(batch.offsets),
-                         .buffer_count = static_cast<std::uint32_t>(batch.buffers.size()),
-                         .offset_count = static_cast<std::uint32_t>(batch.offsets.size()),
-                         .outer = batch.shape.outer,
-                         .inner = batch.shape.inner,
-                         .outer_stride = batch.shape.outer_stride,
-                         .inner_stride = batch.shape.inner_stride,
-                         .row_bytes = batch.shape.row_bytes},
-           .slot = static_cast<std::uint32_t>(i),
-           .payload_offset = batch.payload_offset});
+      lists_.pieces.push_back({.fragments = fragments_of(batch),
+                               .slot = static_cast<std::uint32_t>(i),
+                               .payload_offset = batch.payload_offset});
     lists_.slots.push_back(
         {.address = job->slot,
          .lease = job->stamp.lease,
@@ -263,14 +258,6 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
                      : nullptr,
          .found = scatter ? static_cast<kernels::SlotFound*>(results_.get()) + result : nullptr});
   }
-  const kernels::SlotCopyArgs args{.pieces = lists_.pieces.data(),
-                                   .piece_count = static_cast<std::uint32_t>(lists_.pieces.size()),
-                                   .slots = lists_.slots.data(),
-                                   .slot_count = static_cast<std::uint32_t>(lists_.slots.size()),
-                                   .unit_bytes = static_cast<std::uint32_t>(first.alignment),
-                                   .max_sms = max_sms_,
-                                   .bulk_copies = bulk_copies_};
-
   cudaStream_t const stream = stream_.get();
   if (first.after != nullptr)
     KVSHARD_TRY(cuda_status("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, first.after, 0)));
@@ -279,9 +266,7 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
                             cudaMemcpyAsync(static_cast<std::byte*>(ring_.device.get()) + at,
                                             static_cast<const std::byte*>(ring_.pinned.get()) + at,
                                             bytes, cudaMemcpyHostToDevice, stream)));
-  KVSHARD_TRY(cuda_status("copy kernel", first.direction == CopyJob::Direction::gather
-                                             ? kernels::launch_gather(args, stream)
-                                             : kernels::launch_scatter(args, stream)));
+  KVSHARD_TRY(cuda_status("copy kernel", launch_kernel(first.direction, first.alignment)));
   cudaEvent_t const done = groups_[group_index].done.get();
   KVSHARD_TRY(cuda_status("cudaEventRecord", cudaEventRecord(done, stream)));
   KVSHARD_TRY(cuda_status("cudaStreamWaitEvent", cudaStreamWaitEvent(bell_stream_.get(), done, 0)));
@@ -294,6 +279,50 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
       cuda_status("cudaLaunchHostFunc", cudaLaunchHostFunc(bell_stream_.get(), ring, doorbell_));
   if (!armed) doorbell_->drop();
   return armed;
+}
+
+// Cuts a pull where either side begins another batch.
+template <typename FragmentsOf>
+void CudaCopyEngine::add_pulls(const QueuedJob& job, const FragmentsOf& fragments_of) {
+  auto source = job.sources.begin();
+  kernels::Fragments from{};
+  std::uint64_t at = 0;
+  for (const QueuedBatch& batch : job.batches) {
+    const kernels::Fragments to = fragments_of(batch);
+    for (const std::uint64_t end = at + batch.bytes; at < end;) {
+      if (source->payload_offset == at) from = fragments_of(*source);
+      const std::uint64_t source_end = source->payload_offset + source->bytes;
+      const std::uint64_t piece_end = std::min(end, source_end);
+      lists_.pulls.push_back({.from = from,
+                              .to = to,
+                              .from_offset = at - source->payload_offset,
+                              .to_offset = at - batch.payload_offset,
+                              .bytes = piece_end - at});
+      at = piece_end;
+      if (at == source_end) ++source;
+    }
+  }
+}
+
+cudaError_t CudaCopyEngine::launch_kernel(CopyJob::Direction direction,
+                                          std::uint64_t alignment) const noexcept {
+  const auto unit_bytes = static_cast<std::uint32_t>(alignment);
+  if (direction == CopyJob::Direction::pull)
+    return kernels::launch_pull({.pieces = lists_.pulls.data(),
+                                 .piece_count = static_cast<std::uint32_t>(lists_.pulls.size()),
+                                 .unit_bytes = unit_bytes,
+                                 .max_sms = max_sms_,
+                                 .bulk_copies = bulk_copies_},
+                                stream_.get());
+  const kernels::SlotCopyArgs args{.pieces = lists_.pieces.data(),
+                                   .piece_count = static_cast<std::uint32_t>(lists_.pieces.size()),
+                                   .slots = lists_.slots.data(),
+                                   .slot_count = static_cast<std::uint32_t>(lists_.slots.size()),
+                                   .unit_bytes = unit_bytes,
+                                   .max_sms = max_sms_,
+                                   .bulk_copies = bulk_copies_};
+  return direction == CopyJob::Direction::gather ? kernels::launch_gather(args, stream_.get())
+                                                 : kernels::launch_scatter(args, stream_.get());
 }
 
 Result<std::unique_ptr<StagingMemory>> CudaStagingMemory::create(int device, std::size_t bytes) {

@@ -65,6 +65,7 @@ class CudaCopyEngine final : public CopyEngine {
   struct LaunchLists {
     std::vector<kernels::SlotPiece> pieces;
     std::vector<kernels::Slot> slots;
+    std::vector<kernels::PullPiece> pulls;
   };
 
   CudaCopyEngine(const CopyEngineOptions& options, Doorbell* doorbell) noexcept;
@@ -72,6 +73,10 @@ class CudaCopyEngine final : public CopyEngine {
   std::size_t retire() noexcept;
   void launch_queued() noexcept;
   Status launch(std::size_t group_index, std::size_t jobs, std::size_t at, std::size_t bytes);
+  template <typename FragmentsOf>
+  void add_pulls(const QueuedJob& job, const FragmentsOf& fragments_of);
+  // Of what the lists hold, on stream_.
+  cudaError_t launch_kernel(CopyJob::Direction direction, std::uint64_t alignment) const noexcept;
   Status grow_ring(std::size_t bytes);
   // Where `bytes` may be written now; npos when the ring is too full for them.
   [[nodiscard]] std::size_t find_room(std::size_t bytes) const noexcept;

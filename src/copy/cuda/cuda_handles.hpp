@@ -25,6 +25,19 @@ inline Status cuda_status(const char* what, cudaError_t error) {
   return cuda_error(what, error);
 }
 
+/// unsupported where there is no such device.
+inline Status check_device(int device) {
+  int devices = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return Error{ErrorCode::unsupported,
+                 fmt::format("no CUDA device: {}", cudaGetErrorString(error))};
+  }
+  if (device < 0 || device >= devices)
+    return Error{ErrorCode::unsupported, fmt::format("CUDA device {} of {}", device, devices)};
+  return {};
+}
+
 /// Makes a device current, and the one before it current again at the end.
 class DeviceGuard {
  public:

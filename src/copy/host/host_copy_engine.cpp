@@ -27,7 +27,7 @@ constexpr std::uint64_t kSharedBytes = 2 * 1024 * 1024;
 
 struct BlockTask {
   const QueuedJob& job;
-  std::byte* payload;
+  std::byte* payload;  // null in a pull
   std::uint64_t padded_bytes;
   std::atomic<std::uint64_t> checksum{0};  // a sum: any order; read after the team is idle
 
@@ -37,18 +37,26 @@ struct BlockTask {
   }
 
   void copy(std::uint64_t begin, std::uint64_t end) noexcept {
-    const bool gather = job.direction == CopyJob::Direction::gather;
-    for (const QueuedBatch& batch : job.batches) {
-      const std::uint64_t first = std::max(begin, batch.payload_offset);
-      const std::uint64_t last = std::min(end, batch.payload_offset + batch.bytes);
-      if (first >= last) continue;
-      for_each_piece(batch, first - batch.payload_offset, last - batch.payload_offset,
-                     [&](std::byte* pool, std::uint64_t at, std::uint64_t bytes) {
-                       if (gather)
-                         std::memcpy(payload + at, pool, bytes);
-                       else
-                         std::memcpy(pool, payload + at, bytes);
-                     });
+    switch (job.direction) {
+      case CopyJob::Direction::gather:
+        return for_each_piece(job.batches, begin, end,
+                              [this](const std::byte* pool, std::uint64_t at, std::uint64_t bytes) {
+                                std::memcpy(payload + at, pool, bytes);
+                              });
+      case CopyJob::Direction::scatter:
+        return for_each_piece(job.batches, begin, end,
+                              [this](std::byte* pool, std::uint64_t at, std::uint64_t bytes) {
+                                std::memcpy(pool, payload + at, bytes);
+                              });
+      case CopyJob::Direction::pull:
+        return for_each_piece(
+            job.sources, begin, end,
+            [this](const std::byte* source, std::uint64_t first, std::uint64_t bytes) {
+              for_each_piece(job.batches, first, first + bytes,
+                             [&](std::byte* pool, std::uint64_t at, std::uint64_t part) {
+                               std::memcpy(pool, source + (at - first), part);
+                             });
+            });
     }
   }
 
@@ -94,12 +102,10 @@ std::size_t HostCopyEngine::progress() noexcept {
 
 Status HostCopyEngine::run(const QueuedJob& job) noexcept {
   const bool gather = job.direction == CopyJob::Direction::gather;
-  std::byte* const payload = job.slot + kSlotHeaderBytes;
+  std::byte* const payload = job.slot == nullptr ? nullptr : job.slot + kSlotHeaderBytes;
   BlockTask task{job, payload, padded_payload_bytes(job.stamp.payload_bytes)};
-  if (gather)
-    write_marks(job.slot, job.stamp, 0);
-  else
-    KVSHARD_TRY(check_marks(job.slot, job.stamp));
+  if (gather) write_marks(job.slot, job.stamp, 0);
+  if (job.direction == CopyJob::Direction::scatter) KVSHARD_TRY(check_marks(job.slot, job.stamp));
   const std::uint64_t blocks = (task.padded_bytes + kBlockBytes - 1) / kBlockBytes;
   if (task.padded_bytes >= kSharedBytes) {
     team_.run(blocks, BlockTask::run, &task);
