@@ -150,8 +150,8 @@ UnitList::Place TokenMap::place(std::uint64_t token) const noexcept {
           .first_token = token};
 }
 
-// Makes all cells that lie in the same two pages one unit, when that is equally many at the same
-// strides between any two phases and pages.
+// Makes cells that lie in the same two pages one unit, when equally many at the same strides always do,
+// whatever the phases.
 void TokenMap::find_runs() {
   struct Cell {
     std::uint32_t prefill_phase, decode_phase;
@@ -182,16 +182,14 @@ void TokenMap::find_runs() {
                 to.place.decode_token - from.place.decode_token};
   };
 
-  // The first bucket gives the measure, all others are held against it.
+  // The first pair of pages gives the measure, all others are held against it.
   std::size_t runs = 1;
   while (runs < cells.size() && same_pages(cells[0], cells[runs])) ++runs;
   if (runs == 1 || cells.size() % runs != 0) return;
   const Step first = step(cells[0], cells[1]);
-  for (std::size_t at = 0; at < cells.size(); at += runs) {
-    if (at + runs < cells.size() && same_pages(cells[at], cells[at + runs])) return;
-    for (std::size_t i = at + 1; i < at + runs; ++i) {
-      if (!same_pages(cells[at], cells[i]) || step(cells[i - 1], cells[i]) != first) return;
-    }
+  for (std::size_t i = 1; i < cells.size(); ++i) {
+    if (i % runs == 0) continue;  // a new unit
+    if (!same_pages(cells[i - 1], cells[i]) || step(cells[i - 1], cells[i]) != first) return;
   }
   runs_ = static_cast<std::uint32_t>(runs);
   run_stride_ = first.tokens;
@@ -224,6 +222,9 @@ UnitList TokenMap::units(std::uint32_t prefill_phase, std::uint32_t decode_phase
   const Pattern& shorter = prefill_longer ? decode_ : prefill_;
   const std::uint32_t longer_phase = prefill_longer ? prefill_phase : decode_phase;
   const std::uint32_t shorter_phase = prefill_longer ? decode_phase : prefill_phase;
+  // As many as there are when each longer stripe has whole rounds of shorter ones, or one.
+  list.period_.reserve(period_tokens_ / run_tokens_ / runs_ / longer.parts / shorter.parts *
+                       std::gcd(longer.parts, shorter.parts));
   std::uint64_t cells = 0;
   for (std::uint64_t start = std::uint64_t{longer.stripe} * longer_phase; start < period_tokens_;
        start += std::uint64_t{longer.stripe} * longer.parts) {
@@ -358,9 +359,9 @@ Status assign_group(std::span<const Geometry> prefill, const Geometry& decode, s
 
 // What all prefill ranks have in common is equal.
 Status check_alike(std::span<const Geometry> prefill) {
+  const auto first = describe(prefill[0]);
   for (std::size_t p = 1; p < prefill.size(); ++p) {
     KVSHARD_TRY(validate(prefill[p]));
-    const auto first = describe(prefill[0]);
     const auto other = describe(prefill[p]);
     const auto [a, b] = std::ranges::mismatch(first, other);
     if (a != first.end())

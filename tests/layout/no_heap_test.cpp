@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <span>
 #include <vector>
 
 #include "kvshard/bootstrap.hpp"
 #include "kvshard/page_allocator.hpp"
+#include "kvshard/plan.hpp"
 #include "kvshard/prefix_chains.hpp"
 #include "kvshard/send_filter.hpp"
 
@@ -69,6 +71,27 @@ TEST(NoHeapTest, HotCallsAllocateNothing) {
     EXPECT_TRUE(good);
     EXPECT_EQ(allocator.used_pages(), 0U);
   }
+}
+
+TEST(NoHeapTest, UnitsOfARequestAllocateOncePerTable) {
+  BufferGroup prefill{.layers = 1, .heads = 1, .head_bytes = 1, .page_size = 16, .parts = 4};
+  BufferGroup decode{.layers = 1, .heads = 1, .head_bytes = 1, .page_size = 64};
+  const auto tokens = TokenMap::create(prefill, decode).value();
+  std::vector<LocalPage> pages(1000);
+  std::vector<std::uint64_t> offsets(1000);
+
+  const auto before = allocations.load();
+  const UnitList units = tokens.units(3, 0);
+  EXPECT_LE(allocations.load() - before, 1U);
+  const auto after = allocations.load();
+  const auto range = units.range(100, 64000);
+  const auto count = range.end - range.first;
+  units.offsets(Side::prefill, range.first, pages, 0, 16, 1, std::span{offsets}.first(count));
+  units.offsets(Side::decode, range.first, pages, 0, 64, 1, std::span{offsets}.first(count));
+  units.token_offsets(Side::decode, 3, 1, pages, 0, 64, 1, std::span{offsets}.first(15));
+  EXPECT_EQ(units.first_in_prefill_page(5), 5U);
+  EXPECT_EQ(allocations.load(), after);
+  EXPECT_EQ(count, 999U);
 }
 
 TEST(NoHeapTest, TheCountSeesAllocations) {

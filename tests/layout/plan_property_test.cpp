@@ -82,6 +82,19 @@ void spread(Random& random, BufferGroup& group) {
   group.page_stride = gap(outer * (outer_count - 1) + inner_extent);
 }
 
+// A copy of some of what a rank holds.
+Geometry make_copy(Geometry rank, Random& random) {
+  for (BufferGroup& group : rank.groups) {
+    const std::uint32_t heads = pick(random, 1, group.heads);
+    group.first_head += pick(random, 0, group.heads - heads);
+    group.heads = heads;
+    const std::uint32_t layers = pick(random, 0, group.layers);
+    group.first_layer += pick(random, 0, group.layers - layers);
+    group.layers = layers;
+  }
+  return rank;
+}
+
 std::vector<Geometry> make_side(const Case& made, bool prefill, Random& random) {
   const SideCase& side = prefill ? made.prefill : made.decode;
   std::vector<std::vector<std::uint32_t>> ends;  // of the stages' layers, by group
@@ -131,6 +144,7 @@ std::vector<Geometry> make_side(const Case& made, bool prefill, Random& random) 
       }
     }
   }
+  if (pick(random, 0, 2) == 0) ranks.push_back(make_copy(ranks[random() % ranks.size()], random));
   return ranks;
 }
 
@@ -402,6 +416,7 @@ void transfer(const Case& made, std::uint32_t seed) {
     ASSERT_EQ(tally.landed, owed);
     ASSERT_TRUE(rank.buffers == expected.buffers) << "decode rank " << geometry.rank;
   }
+  if (seed % 8 != 0) return;  // assigns all over again
   const auto counted = count_pullers(prefill, decode);
   ASSERT_TRUE(counted) << counted.error().message;
   ASSERT_EQ(*counted, pullers);

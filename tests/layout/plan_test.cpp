@@ -226,6 +226,28 @@ TEST(AssignLanesTest, CopiesOfAHeadServeEquallyMany) {
   EXPECT_EQ(pullers(tensor_parallel(4, 4), tensor_parallel(8, 4)), Counts(4, 2));
   EXPECT_EQ(pullers(tensor_parallel(4, 1), tensor_parallel(2, 1)), (Counts{1, 0, 1, 0}));
   EXPECT_EQ(pullers(tensor_parallel(2, 1), tensor_parallel(4, 1)), (Counts{2, 2}));
+  // Ranks that hold the same head have other tokens, or other layers, and share its copies too.
+  auto decode = tensor_parallel(8, 4);
+  for (Geometry& rank : decode) {
+    rank.groups[0].parts = 2;
+    rank.groups[0].part = rank.rank % 2;
+    rank.groups[0].interleave = 1;
+  }
+  EXPECT_EQ(pullers(tensor_parallel(8, 4), decode), Counts(8, 1));
+  decode = tensor_parallel(4, 2);
+  for (Geometry& rank : decode) {
+    rank.groups[0].parts = 2;
+    rank.groups[0].part = rank.rank / 2;
+    rank.groups[0].first_head = rank.rank % 2;
+  }
+  EXPECT_EQ(pullers(tensor_parallel(4, 2), decode), Counts(4, 1));
+  auto stages = tensor_parallel(4, 1);
+  for (Geometry& rank : stages) {
+    rank.groups[0].layers = 2;
+    rank.groups[0].first_layer = rank.rank / 2 * 2;
+    rank.groups[0].total_layers = 4;
+  }
+  EXPECT_EQ(pullers(stages, stages), Counts(4, 1));
 }
 
 // acceptance 12
@@ -260,9 +282,24 @@ TEST(AssignLanesTest, LayersComeFromTheStageThatHoldsThem) {
   EXPECT_EQ(lanes(prefill, stage(1, 3)), (Lanes{{{0, 1, 2, 0, 8}}, {{0, 3, 1, 0, 8}}}));
   EXPECT_EQ(lanes(prefill, stage(0, 0)), (Lanes{{}, {}}));
   EXPECT_EQ(lanes(std::vector{stage(0, 5)}, stage(2, 3)), (Lanes{{{0, 2, 3, 0, 8}}}));
-  // Ranks that hold more than others cut the rectangle; what one gives is joined again.
-  const std::vector<Geometry> uneven{stage(0, 5), stage(2, 1)};
-  EXPECT_EQ(lanes(uneven, stage(0, 5)), (Lanes{{{0, 0, 5, 0, 8}}, {}}));
+}
+
+TEST(AssignLanesTest, WhatOneRankGivesIsJoined) {
+  // Two copies; one lacks some layers or heads.
+  std::vector<Geometry> prefill{geometry(group()), geometry(group())};
+  Geometry first = geometry(group(), 0, 2);
+  Geometry second = geometry(group(), 1, 2);
+  prefill[1].groups[0].layers = 1;
+  prefill[1].groups[0].first_layer = 2;
+  prefill[1].groups[0].total_layers = 4;
+  EXPECT_EQ(lanes(prefill, first), (Lanes{{{0, 0, 4, 0, 8}}, {}}));
+  EXPECT_EQ(lanes(prefill, second), (Lanes{{{0, 0, 2, 0, 8}, {0, 3, 1, 0, 8}}, {{0, 2, 1, 0, 8}}}));
+  prefill[1] = geometry(group());
+  prefill[1].groups[0].heads = 2;
+  prefill[1].groups[0].first_head = 4;
+  prefill[1].groups[0].total_heads = 8;
+  EXPECT_EQ(lanes(prefill, first), (Lanes{{{0, 0, 4, 0, 8}}, {}}));
+  EXPECT_EQ(lanes(prefill, second), (Lanes{{{0, 0, 4, 0, 4}, {0, 0, 4, 6, 2}}, {{0, 0, 4, 4, 2}}}));
 }
 
 std::string lanes_refusal(std::span<const Geometry> prefill, const Geometry& decode) {
