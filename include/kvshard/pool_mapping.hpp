@@ -46,7 +46,8 @@ class KVSHARD_EXPORT MappedPool {
 };
 
 /// Describes `pool`, in memory of that kind, to peers on this host. For CUDA each allocation is exported once,
-/// however many buffers it holds.
+/// however many buffers it holds. Whoever on this host has the bytes can read and write all of an allocation,
+/// not only the pool's part, since CUDA IPC has nothing smaller: they belong on authenticated connections.
 ///
 /// Errors:  invalid_argument as validate() says; unsupported, with the reason, for what a peer could not map:
 ///          memory of an async pool, of the virtual memory API, of another device or none; too many
@@ -66,7 +67,8 @@ KVSHARD_EXPORT Result<std::unique_ptr<PoolExport>> export_pool(const Pool& pool,
 ///          where mapping does not work: another host or namespace, host memory of another process, no peer
 ///          access between the devices, a refusal of the driver. All but the first are no fault of the peer:
 ///          pull through slots instead.
-/// Cost:    milliseconds for each allocation in the driver; copies that run are not disturbed.
+/// Cost:    calls into the driver for each allocation, which may take milliseconds: not for a busy progress
+///          thread.
 KVSHARD_EXPORT Result<std::unique_ptr<MappedPool>> map_pool(std::span<const std::byte> bytes,
                                                             const Geometry& geometry,
                                                             MemoryKind memory, int cuda_device);
