@@ -7,10 +7,10 @@
 #include <cctype>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/try.hpp"
+#include "registry/json_text.hpp"
 
 namespace kvshard {
 namespace {
@@ -24,14 +24,6 @@ Error invalid(std::string message) {
   return Error{ErrorCode::invalid_argument, std::move(message)};
 }
 
-// For messages: what a peer sent, without control characters and not longer than a line.
-std::string printable(std::string_view text, std::size_t limit = 64) {
-  std::string out{text.substr(0, limit)};
-  std::ranges::replace_if(
-      out, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return out;
-}
-
 bool only(std::string_view text, std::string_view punctuation) {
   return std::ranges::all_of(text, [punctuation](unsigned char c) {
     return c < 0x80 && (std::isalnum(c) != 0 ||
@@ -39,25 +31,11 @@ bool only(std::string_view text, std::string_view punctuation) {
   });
 }
 
-Status check_name(std::string_view name) {
-  if (name.empty() || name.size() > kMaxGroupNameBytes || !only(name, "._-:/"))
-    return invalid(fmt::format("group name '{}': 1 to {} letters, digits or . _ - : / are needed",
-                               printable(name), kMaxGroupNameBytes));
-  return {};
-}
-
 Status check_host(std::string_view host, std::uint16_t port) {
   if (host.empty() || host.size() > kMaxHostBytes || !only(host, "._-:%"))
     return invalid(fmt::format("host '{}' is neither a name nor an IP address", printable(host)));
   if (port == 0) return invalid("port is 0");
   return {};
-}
-
-Result<json> parse_object(std::string_view body) {
-  json value = json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object())
-    return invalid(fmt::format("{} bytes that are no JSON object", body.size()));
-  return value;
 }
 
 // A whole number of `object`, or `absent` when it is not there.
@@ -94,11 +72,6 @@ json to_json(const RankAnnouncement& rank) {
           {"host", rank.host},
           {"port", rank.port},
           {"geometry", std::move(geometry)}};
-}
-
-// Never throws: a peer's text may be invalid UTF-8, and dump() would object.
-std::string dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 Result<RankAnnouncement> from_json(const json& object) {
@@ -145,8 +118,15 @@ std::optional<Difference> first_difference(const RankAnnouncement& a, const Rank
 
 }  // namespace
 
+Status check_name(std::string_view what, std::string_view name) {
+  if (name.empty() || name.size() > kMaxGroupNameBytes || !only(name, "._-:/"))
+    return invalid(fmt::format("{} '{}': 1 to {} letters, digits or . _ - : / are needed", what,
+                               printable(name), kMaxGroupNameBytes));
+  return {};
+}
+
 Status validate(const GroupSpec& group) {
-  KVSHARD_TRY(check_name(group.name));
+  KVSHARD_TRY(check_name("group name", group.name));
   if (group.members.empty() || group.members.size() > kMaxShardSize)
     return invalid(fmt::format("group '{}' has {} members, 1 to {} are possible", group.name,
                                group.members.size(), kMaxShardSize));
@@ -166,7 +146,7 @@ Status validate(const GroupSpec& group) {
 }
 
 Status validate(const RankAnnouncement& rank) {
-  KVSHARD_TRY(check_name(rank.group));
+  KVSHARD_TRY(check_name("group name", rank.group));
   if (rank.epoch == 0) return invalid("epoch is 0");
   if (rank.shard_size == 0 || rank.shard_size > kMaxShardSize)
     return invalid(
@@ -219,18 +199,27 @@ Result<std::vector<RankAnnouncement>> decode_ranks(std::string_view body, std::s
   if (list == object.value().end() || !list->is_array())
     return wrong("'ranks' is missing or no list");
   std::vector<RankAnnouncement> ranks;
-  std::set<std::pair<std::uint64_t, std::uint32_t>> seen;
   for (const json& item : *list) {
     auto rank = from_json(item);
     if (!rank) return wrong(rank.error().message);
-    if (rank.value().group != group)
-      return wrong(fmt::format("asked for group '{}', got '{}'", group, rank.value().group));
-    if (!seen.emplace(rank.value().epoch, rank.value().shard_rank).second)
-      return wrong(
-          fmt::format("rank {} of epoch {} twice", rank.value().shard_rank, rank.value().epoch));
     ranks.push_back(std::move(rank).value());
   }
+  KVSHARD_TRY(check_listing(ranks, group));
   return ranks;
+}
+
+Status check_listing(const std::vector<RankAnnouncement>& ranks, std::string_view group) {
+  std::set<std::pair<std::uint64_t, std::uint32_t>> seen;
+  for (const RankAnnouncement& rank : ranks) {
+    if (rank.group != group)
+      return Error{ErrorCode::unavailable,
+                   fmt::format("its list of ranks: of group '{}', not '{}'", rank.group, group)};
+    if (!seen.emplace(rank.epoch, rank.shard_rank).second)
+      return Error{
+          ErrorCode::unavailable,
+          fmt::format("its list of ranks: rank {} of epoch {} twice", rank.shard_rank, rank.epoch)};
+  }
+  return {};
 }
 
 std::string encode_time_to_live(std::chrono::milliseconds time_to_live) {
@@ -274,6 +263,12 @@ Status check_same_group(const RankAnnouncement& a, const RankAnnouncement& b) {
       ErrorCode::failed_precondition,
       fmt::format("group '{}' epoch {}: {} is {} on rank {} and {} on rank {}", a.group, a.epoch,
                   difference->name, difference->a, a.shard_rank, difference->b, b.shard_rank)};
+}
+
+Error displaced(const RankAnnouncement& rank, std::uint64_t by) {
+  return Error{ErrorCode::failed_precondition,
+               fmt::format("group '{}' epoch {}: rank {} is now incarnation {:x}, not {:x}",
+                           rank.group, rank.epoch, rank.shard_rank, by, rank.incarnation)};
 }
 
 }  // namespace kvshard

@@ -65,10 +65,7 @@ Status RankTable::renew(const RankAnnouncement& rank, TimePoint now) {
   expire(now);
   const auto found = entries_.find(key_of(rank));
   if (found != entries_.end() && found->second.rank.incarnation != rank.incarnation)
-    return Error{
-        ErrorCode::failed_precondition,
-        fmt::format("group '{}' epoch {}: rank {} is now incarnation {:x}, not {:x}", rank.group,
-                    rank.epoch, rank.shard_rank, found->second.rank.incarnation, rank.incarnation)};
+    return displaced(rank, found->second.rank.incarnation);
   return announce(rank, now);
 }
 

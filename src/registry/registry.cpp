@@ -12,6 +12,7 @@
 #include "base/mutex.hpp"
 #include "base/try.hpp"
 #include "registry/http.hpp"
+#include "registry/in_context.hpp"
 #include "registry/rank_json.hpp"
 #include "registry/rank_table.hpp"
 
@@ -72,11 +73,6 @@ class Pause {
   std::condition_variable_any condition_;
 };
 
-Error in_context(std::string_view context, Error error) {
-  error.message = fmt::format("{}: {}", context, error.message);
-  return error;
-}
-
 // Calls `attempt` with the time it may take until it succeeds, is refused, or `timeout` has passed.
 template <typename Attempt>
 auto retry(milliseconds timeout, const std::stop_token& stop, const Attempt& attempt)
@@ -119,7 +115,7 @@ class HttpRegistry final : public Registry {
   }
   Result<std::vector<RankAnnouncement>> ranks(std::string_view group, milliseconds timeout,
                                               std::stop_token stop) override {
-    KVSHARD_TRY(validate(GroupSpec{std::string{group}, 0, {{0, "any", 1, 0}}}));
+    KVSHARD_TRY(check_name("group name", group));
     KVSHARD_TRY(const std::string body,
                 exchange({"GET", fmt::format("/v1/groups/{}", group), {}}, timeout, stop));
     auto ranks = decode_ranks(body, group);
@@ -161,6 +157,17 @@ Result<std::unique_ptr<Registry>> make_http_registry(std::string_view address) {
   if (parsed.port == 0)
     return Error{ErrorCode::invalid_argument, fmt::format("'{}': port is 0", address)};
   return std::make_unique<HttpRegistry>(std::move(parsed));
+}
+
+Result<std::unique_ptr<Registry>> make_registry(std::string_view address) {
+  constexpr std::string_view kEtcd = "etcd://";
+  if (!address.starts_with(kEtcd)) return make_http_registry(address);
+  address.remove_prefix(kEtcd.size());
+  const auto slash = std::min(address.find('/'), address.size());
+  EtcdOptions options;
+  if (const auto path = address.substr(slash); path.size() > 1)
+    options.key_prefix = fmt::format("{}{}", path, path.ends_with('/') ? "" : "/");
+  return make_etcd_registry(address.substr(0, slash), options);
 }
 
 Result<GroupSpec> wait_for_group(Registry& registry, std::string_view group, milliseconds timeout,

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -12,28 +12,16 @@
 #include "kvshard/log.hpp"
 #include "registry/http.hpp"
 #include "registry/raw_peer.hpp"
+#include "support/registry_examples.hpp"
 
 namespace kvshard {
 namespace {
 
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
-
-RankAnnouncement make_rank(std::uint32_t rank, std::uint32_t size, std::uint64_t epoch = 1) {
-  return {.group = "models/llama",
-          .epoch = epoch,
-          .shard_rank = rank,
-          .shard_size = size,
-          .incarnation = 100 + rank,
-          .host = "127.0.0.1",
-          .port = static_cast<std::uint16_t>(5000 + rank),
-          .geometry_fields = {{"kv.page_size", "64"}, {"model_id", "m"}}};
-}
-
-bool holds(const std::string& text, std::initializer_list<const char*> words) {
-  return std::ranges::all_of(
-      words, [&](const char* word) { return text.find(word) != std::string::npos; });
-}
+using testing::holds;
+using testing::make_rank;
+using testing::RawListener;
 
 class RegistryTest : public ::testing::Test {
  protected:
@@ -55,58 +43,6 @@ class RegistryTest : public ::testing::Test {
   std::unique_ptr<Registry> registry_;
 };
 
-TEST_F(RegistryTest, AGroupIsFoundWhenItsLastRankIsThere) {
-  auto first = Announcement::start(*registry_, make_rank(1, 2), 10s);
-  ASSERT_TRUE(first) << first.error().message;
-  Result<std::unique_ptr<Announcement>> second{std::unique_ptr<Announcement>{}};
-  Result<GroupSpec> found{GroupSpec{}};
-  {
-    const std::jthread waiter{[&] { found = wait_for_group(*registry_, "models/llama", 30s); }};
-    second = Announcement::start(*registry_, make_rank(0, 2), 10s);
-  }
-  ASSERT_TRUE(second) << second.error().message;
-  ASSERT_TRUE(found) << found.error().message;
-  EXPECT_EQ(found.value().epoch, 1U);
-  ASSERT_EQ(found.value().members.size(), 2U);
-  EXPECT_EQ(found.value().members[0], (GroupMember{0, "127.0.0.1", 5000, 100}));
-  EXPECT_EQ(found.value().members[1], (GroupMember{1, "127.0.0.1", 5001, 101}));
-}
-
-TEST_F(RegistryTest, AnAnnouncementThatEndsWithdrawsItsRank) {
-  {
-    auto announcement = Announcement::start(*registry_, make_rank(0, 1), 10s);
-    ASSERT_TRUE(announcement);
-    EXPECT_EQ(registry_->ranks("models/llama", 10s).value().size(), 1U);
-    EXPECT_TRUE(announcement.value()->status());
-  }
-  EXPECT_TRUE(registry_->ranks("models/llama", 10s).value().empty());
-}
-
-TEST_F(RegistryTest, AMismatchedRankIsRefusedAtOnceNamingFieldAndValues) {
-  auto first = Announcement::start(*registry_, make_rank(0, 2), 10s);
-  ASSERT_TRUE(first);
-  auto other = make_rank(1, 2);
-  other.geometry_fields[0].second = "16";
-  auto second = Announcement::start(*registry_, other, 60s);
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code, ErrorCode::failed_precondition);
-  EXPECT_TRUE(
-      holds(second.error().message, {"kv.page_size", "'64'", "'16'", server_->address().c_str()}))
-      << second.error().message;
-}
-
-// acceptance 45: half a group, two epochs
-TEST_F(RegistryTest, AWaitForAHalfGroupIsBoundedAndSaysWhatIsMissing) {
-  ASSERT_TRUE(registry_->announce(make_rank(0, 3, 8), 10s));
-  ASSERT_TRUE(registry_->announce(make_rank(1, 2, 9), 10s));
-  const auto found = wait_for_group(*registry_, "models/llama", 60ms);
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, ErrorCode::deadline_exceeded);
-  EXPECT_TRUE(holds(found.error().message, {"epoch 9 has 1 of 2 ranks, missing 0",
-                                            "epoch 8 has 1 of 3 ranks, missing 1, 2", "60 ms"}))
-      << found.error().message;
-}
-
 TEST_F(RegistryTest, ServesPeopleAndMachines) {
   EXPECT_EQ(get("/health").body, "ok\n");
   ASSERT_TRUE(registry_->announce(make_rank(1, 2), 10s));
@@ -118,12 +54,7 @@ TEST_F(RegistryTest, ServesPeopleAndMachines) {
   EXPECT_EQ(get("/nowhere").status, 404);
 }
 
-TEST_F(RegistryTest, RefusesWhatCannotBeARank) {
-  auto rank = make_rank(2, 2);
-  const auto refused = registry_->announce(rank, 10s);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, ErrorCode::invalid_argument);
-  // Past the client's own check, the server's.
+TEST_F(RegistryTest, RefusesWhatCannotBeARankAlsoPastTheClientsOwnCheck) {
   const auto response = http::fetch(http::parse_address(server_->address()).value(),
                                     {"POST", "/v1/announce", R"({"group":"g"})"},
                                     SteadyClock::instance().now() + 10s, {});
@@ -131,17 +62,15 @@ TEST_F(RegistryTest, RefusesWhatCannotBeARank) {
   EXPECT_EQ(response.value().status, 400);
   EXPECT_TRUE(holds(response.value().body, {"invalid_argument", "epoch"})) << response.value().body;
   EXPECT_TRUE(registry_->ranks("g", 10s).value().empty());
-  EXPECT_EQ(registry_->ranks("a b", 10s).error().code, ErrorCode::invalid_argument);
 }
 
-TEST_F(RegistryTest, ARankThatAnotherProcessReplacedIsTold) {
-  ASSERT_TRUE(registry_->announce(make_rank(0, 1), 10s));
-  auto successor = make_rank(0, 1);
-  successor.incarnation = 999;
-  ASSERT_TRUE(registry_->announce(successor, 10s));
-  const auto renewed = registry_->renew(make_rank(0, 1), 10s);
-  ASSERT_FALSE(renewed);
-  EXPECT_EQ(renewed.error().code, ErrorCode::failed_precondition);
+TEST_F(RegistryTest, ARefusalNamesTheRegistryAndStopsAStartAtOnce) {
+  ASSERT_TRUE(registry_->announce(make_rank(0, 2), 10s));
+  const auto refused = Announcement::start(*registry_, make_rank(1, 3), 1h);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::failed_precondition);
+  EXPECT_TRUE(holds(refused.error().message, {server_->address().c_str(), "shard_size"}))
+      << refused.error().message;
 }
 
 TEST(RegistryServerTest, RefusesOptionsThatCannotBe) {
@@ -150,11 +79,45 @@ TEST(RegistryServerTest, RefusesOptionsThatCannotBe) {
   EXPECT_EQ(make_http_registry("nonsense").error().code, ErrorCode::invalid_argument);
 }
 
-// acceptance 45: nothing, garbage
-TEST(DiscoveryTest, ADeadOrSenselessRegistryIsABoundedWaitAndAClearError) {
+TEST(RegistryAddressTest, SaysWhichRegistryItNames) {
+  for (const char* address : {"127.0.0.1:1", "http://127.0.0.1:1/", "etcd://127.0.0.1:1",
+                              "etcd://a:1,b:2,[::1]:3", "etcd://a:1/", "etcd://a:1,b:2/prod/kv/"}) {
+    const auto registry = make_registry(address);
+    EXPECT_TRUE(registry) << address << ": " << registry.error().message;
+  }
+  for (const char* address :
+       {"", "nonsense", "a:0", "etcd://", "etcd://a", "etcd://a:1,", "etcd://,a:1", "etcd://a:0",
+        "etcd://a:1/b c", "etcd://a:1/@", "consul://a:1", "https://a:1"}) {
+    const auto registry = make_registry(address);
+    ASSERT_FALSE(registry) << address;
+    EXPECT_EQ(registry.error().code, ErrorCode::invalid_argument) << address;
+  }
+  EXPECT_EQ(make_etcd_registry("a:1", {.key_prefix = ""}).error().code,
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(make_etcd_registry("a:1", {.time_to_live = 0s}).error().code,
+            ErrorCode::invalid_argument);
+}
+
+// Both clients before what is no registry; the parameter goes before an address.
+class DiscoveryTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static std::unique_ptr<Registry> connect(std::uint16_t port) {
+    return make_registry(GetParam() + ("127.0.0.1:" + std::to_string(port))).value();
+  }
+  static std::unique_ptr<Registry> connect(const http::Server& server) {
+    return connect(server.address().port);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Clients, DiscoveryTest, ::testing::Values("http://", "etcd://"),
+                         [](const auto& param) {
+                           return std::string(param.param, 4);
+                         });
+
+// acceptance 45: nothing
+TEST_P(DiscoveryTest, ADeadRegistryIsABoundedWaitAndAClearError) {
   std::uint16_t dead_port = 0;
-  { dead_port = testing::RawListener{}.port(); }
-  const auto dead = make_http_registry("127.0.0.1:" + std::to_string(dead_port)).value();
+  { dead_port = RawListener{}.port(); }
+  const auto dead = connect(dead_port);
   const auto nothing = wait_for_group(*dead, "g", 60ms);
   ASSERT_FALSE(nothing);
   EXPECT_EQ(nothing.error().code, ErrorCode::deadline_exceeded);
@@ -163,30 +126,46 @@ TEST(DiscoveryTest, ADeadOrSenselessRegistryIsABoundedWaitAndAClearError) {
   const auto unlisted = Announcement::start(*dead, make_rank(0, 1), 60ms);
   ASSERT_FALSE(unlisted);
   EXPECT_EQ(unlisted.error().code, ErrorCode::deadline_exceeded);
+}
 
-  std::atomic<int> asked{0};
-  const auto senseless = http::Server::start({"127.0.0.1", 0}, [&](const http::Request&) {
-    return ++asked % 2 == 0 ? http::Response{200, "text/html", "<html>welcome</html>"}
-                            : http::Response{502, "text/html", "<html>bad gateway</html>"};
-  });
+// acceptance 45: slow
+TEST_P(DiscoveryTest, ASilentRegistryHoldsUpNoCallBeyondItsTimeout) {
+  const RawListener silent;
+  const auto registry = connect(silent.port());
+  const auto start = SteadyClock::instance().now();
+  const std::array<Error, 4> errors{registry->announce(make_rank(0, 1), 50ms).error(),
+                                    registry->renew(make_rank(0, 1), 50ms).error(),
+                                    registry->withdraw(make_rank(0, 1), 50ms).error(),
+                                    registry->ranks("g", 50ms).error()};
+  EXPECT_LT(SteadyClock::instance().now() - start, 5s);
+  for (const Error& error : errors) EXPECT_EQ(error.code, ErrorCode::deadline_exceeded);
+}
+
+// acceptance 45: garbage
+TEST_P(DiscoveryTest, ASenselessRegistryIsAskedWithBackOffAndGivesAClearError) {
+  const std::array<http::Response, 4> answers{{{502, "text/html", "<html>bad gateway</html>"},
+                                               {200, "text/html", "<html>welcome</html>"},
+                                               {200, "application/json", "{}"},
+                                               {409, "application/json", R"({"error":[]})"}}};
+  std::atomic<std::size_t> asked{0};
+  const auto senseless = http::Server::start(
+      {"127.0.0.1", 0}, [&](const http::Request&) { return answers[asked++ % answers.size()]; });
   ASSERT_TRUE(senseless);
-  const auto registry = make_http_registry(http::to_string(senseless.value()->address())).value();
+  const auto registry = connect(*senseless.value());
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const auto ranks = registry->ranks("g", 10s);
+    ASSERT_FALSE(ranks);
+    EXPECT_EQ(ranks.error().code, ErrorCode::unavailable) << ranks.error().message;
+    const auto announced = registry->announce(make_rank(0, 1), 10s);
+    ASSERT_FALSE(announced);
+    EXPECT_EQ(announced.error().code, ErrorCode::unavailable) << announced.error().message;
+  }
+  asked = 0;
   const auto garbage = wait_for_group(*registry, "g", 100ms);
   ASSERT_FALSE(garbage);
   EXPECT_EQ(garbage.error().code, ErrorCode::deadline_exceeded);
-  EXPECT_GE(asked, 2);
-  EXPECT_LT(asked, 20) << "the wait backs off";
-}
-
-TEST(DiscoveryTest, AStopRequestEndsTheWait) {
-  auto server = RegistryServer::start({});
-  ASSERT_TRUE(server);
-  const auto registry = make_http_registry(server.value()->address()).value();
-  std::stop_source source;
-  source.request_stop();
-  const auto found = wait_for_group(*registry, "g", 1h, source.get_token());
-  ASSERT_FALSE(found);
-  EXPECT_EQ(found.error().code, ErrorCode::cancelled);
+  EXPECT_GE(asked, 2U);
+  EXPECT_LT(asked, 20U) << "the wait backs off";
 }
 
 // A registry whose answers a test writes.
