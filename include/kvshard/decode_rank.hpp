@@ -25,11 +25,20 @@ enum class GroupId : std::uint64_t {};
 /// One pull, as pull() names it. Never reused within a DecodeRank.
 enum class PullId : std::uint64_t {};
 
+/// Whether a decode rank copies straight from the pages of prefill ranks whose pool it can map.
+enum class Mapped : std::uint8_t {
+  automatic,  ///< GPU memory, where mapping works; what is not mapped goes through slots, and says why
+  never,
+  always,  ///< refused at connect where it does not work, with the reason
+};
+
 struct DecodeOptions {
   Pool pool;  ///< this rank's pages; borrowed until close() returns
   std::uint64_t landing_payload_bytes{4U << 20};  ///< KV bytes that one landing slot holds
   std::uint32_t landing_slots{8};                 ///< shared by all pulls
   std::uint32_t window{2};  ///< slots that one pull may hold on each prefill rank at once
+
+  Mapped mapped{Mapped::automatic};
 
   std::chrono::milliseconds heartbeat{1'000};
   std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost

@@ -32,6 +32,10 @@ struct PrefillOptions {
 
   std::uint64_t slot_payload_bytes{4U << 20};  ///< KV bytes that one staging slot holds
   std::uint32_t slots{8};                      ///< staging slots, shared by all peers
+  bool exported{
+      true};  ///< let decode ranks on this host map the pool, where its memory can be mapped
+  std::uint64_t mapped_piece_bytes{64U
+                                   << 20};  ///< KV bytes that a rank that maps it copies at once
   bool checksum{false};  ///< sum each slot while gathering, and check it while scattering
 
   std::chrono::milliseconds lease{30'000};  ///< a finished room waits this long for its pullers

@@ -21,6 +21,7 @@ enum class TransferPath : std::uint8_t {
   get = 1,        ///< the decode rank reads the slot by RDMA (or cuda_ipc); the owner does nothing
   am = 2,         ///< the owner sends it by active-message rendezvous
   loopback = 3,   ///< memcpy within one process
+  mapped = 4,     ///< no transport: decode copies from prefill's own pages (DecodeOptions::mapped)
 };
 
 KVSHARD_EXPORT std::string_view to_string(TransferPath path) noexcept;

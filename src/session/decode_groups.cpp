@@ -113,8 +113,7 @@ void DecodeRank::Impl::on_frame(Session& session, wire::MessageType type,
     case MessageType::bye:
       return dispatch<wire::Bye>(session, payload, &Impl::on_bye);
     case MessageType::welcome:
-      if (session.endpoint == nullptr)
-        return dispatch<wire::Welcome>(session, payload, &Impl::on_welcome);
+      if (!session.geometry) return dispatch<wire::Welcome>(session, payload, &Impl::on_welcome);
       break;
     case MessageType::ready:
       if (session.peer.ready) return dispatch<wire::Ready>(session, payload, &Impl::on_ready);
@@ -178,11 +177,37 @@ void DecodeRank::Impl::on_welcome(Session& session, wire::Welcome& welcome) {
   session.epoch = welcome.epoch;
   session.slot_count = welcome.slot_count;
   session.slot_stride = welcome.slot_stride;
+  if (Status mapped = map(session, welcome); !mapped)
+    return refuse(session, std::move(mapped).error());
+  if (session.mapped != nullptr) return settled(session);
   auto endpoint = thread_->transport().connect(welcome.transport_address, welcome.staging, session);
   if (!endpoint) return refuse(session, std::move(endpoint).error());
   session.endpoint = std::move(endpoint).value();
   if (Status started = session.endpoint->probe(probe_memory_, session); !started)
     refuse(session, std::move(started).error());
+}
+
+// Maps the peer's pool where that is wanted and works. An error only where nothing else is wanted.
+Status DecodeRank::Impl::map(Session& session, const wire::Welcome& welcome) {
+  const MemoryKind memory = thread_->engine().memory_kind();
+  if (options_.mapped == Mapped::never ||
+      (options_.mapped == Mapped::automatic && memory == MemoryKind::host))
+    return {};
+  auto mapped = [&]() -> Result<std::unique_ptr<MappedPool>> {
+    if (welcome.pool.empty())
+      return Error{ErrorCode::unsupported, "the prefill rank does not export its pool"};
+    return map_pool(welcome.pool, *session.geometry, memory, thread_->engine().device());
+  }();
+  if (mapped) {
+    session.mapped = std::move(mapped).value();
+    session.path = {.path = TransferPath::mapped,
+                    .reason = std::string{session.mapped->description()}};
+    return {};
+  }
+  if (options_.mapped == Mapped::always)
+    return Error{ErrorCode::unsupported, "mapped: " + mapped.error().message};
+  session.path.reason = "not mapped: " + mapped.error().message + "; ";
+  return {};
 }
 
 void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
@@ -193,10 +218,18 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
       return refuse(session, std::move(status).error());
     return lose(session, std::move(status).error());
   }
+  const std::string not_mapped = std::move(session.path.reason);
+  session.path = session.endpoint->path();
+  session.path.reason.insert(0, not_mapped);
+  settled(session);
+}
+
+// The session knows how bytes will travel.
+void DecodeRank::Impl::settled(Session& session) {
   session.probed = true;
   const Peer& peer = session.peer;
   Group& group = *peer.group;
-  const PathReport& report = session.endpoint->path();
+  const PathReport& report = session.path;
   log::info("connected: group {} epoch {} shard {} at {}: path {}: {}", group.spec.name,
             group.spec.epoch, peer.member.shard_rank, session.connection->peer(),
             to_string(report.path), report.reason);
@@ -235,7 +268,9 @@ void DecodeRank::Impl::begin(Session& session) {
   auto plan = TransferPlan::create(*session.geometry, options_.pool.geometry, lanes);
   if (!plan) return refuse(session, std::move(plan).error());
   session.view.emplace(std::move(plan).value(), Side::decode, options_.pool);
-  (void)session.connection->send(wire::Assign{lanes});
+  if (session.mapped != nullptr)
+    session.mapped_view.emplace(session.view->plan(), Side::prefill, session.mapped->pool());
+  (void)session.connection->send(wire::Assign{.lanes = lanes, .mapped = session.mapped != nullptr});
   if (peer.last_incarnation != 0) counters::add(stats_.reconnects);
   peer.last_incarnation = session.incarnation;
   peer.failed_attempts = 0;

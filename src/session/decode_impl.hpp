@@ -13,6 +13,7 @@
 #include "base/random.hpp"
 #include "control/connection.hpp"
 #include "kvshard/decode_rank.hpp"
+#include "kvshard/pool_mapping.hpp"
 #include "session/event_queue.hpp"
 #include "session/pool_view.hpp"
 #include "session/progress_thread.hpp"
@@ -92,7 +93,10 @@ class DecodeRank::Impl {
     std::unique_ptr<Endpoint> endpoint;
     std::optional<Geometry> geometry;  // from WELCOME on
     bool probed{false};
-    std::optional<PoolView> view;  // from ASSIGN on
+    PathReport path;
+    std::optional<PoolView> view;         // from ASSIGN on
+    std::unique_ptr<MappedPool> mapped;   // null: pieces come through slots
+    std::optional<PoolView> mapped_view;  // of the peer's pages, from ASSIGN on
     std::uint64_t incarnation{0};
     std::uint64_t epoch{0};
     std::uint32_t slot_count{0};
@@ -231,7 +235,9 @@ class DecodeRank::Impl {
                 void (Impl::*handler)(Session&, Message&));
   void on_welcome(Session& session, wire::Welcome& welcome);
   Status check_welcome(const Session& session, const wire::Welcome& welcome) const;
+  Status map(Session& session, const wire::Welcome& welcome);
   void probed(Session& session, Status status) noexcept;
+  void settled(Session& session);
   void assign(Group& group, Session& session);
   void begin(Session& session);
   void lose(Session& session, Error error) noexcept;
@@ -249,6 +255,8 @@ class DecodeRank::Impl {
                                   const TransferPlan::Table& table, std::uint32_t base);
   static Piece piece_of(const wire::Ready& ready, const Part::Tokens& tokens, const Pull& pull);
   Status take_piece(Session& session, Pull& pull, Part& part, const wire::Ready& ready);
+  Status check_mapped(const Session& session, const Part::Tokens& tokens,
+                      const wire::Ready& ready) const;
   Status take_last(Session& session, Pull& pull, Part& part, wire::Ready& ready);
   void on_verdict(Session& session, wire::Verdict& verdict);
   void on_abort(Session& session, wire::Abort& abort);
@@ -266,6 +274,8 @@ class DecodeRank::Impl {
   void pump();
   void fetched(Landing& landing, Status status) noexcept;
   void scattered(Landing& landing, Status status) noexcept;
+  void release(const Landing& landing, Pull& pull);
+  void land(Landing& landing, Pull& pull);
   void free_landing(Landing& landing);
   [[nodiscard]] std::size_t landing_share() const noexcept;
 
@@ -306,7 +316,7 @@ class DecodeRank::Impl {
   std::unordered_map<std::uint64_t, std::unique_ptr<Group>> groups_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Pull>> pulls_;
   std::deque<ReadyPiece> ready_;  // announced, waiting for a landing slot
-  PoolView::Selection selection_;
+  PoolView::Selection selection_, source_selection_;
   std::size_t ready_sessions_{0};
   std::uint64_t jitter_{random_id()};
   TimePoint swept_{};  // when sweep() last ran

@@ -41,7 +41,7 @@ void DecodeRank::Impl::send_pulls(Pull& pull) {
     }
     Session& session = *pull.group->peers[rank]->session;
     part.session = &session;
-    pull.path = session.endpoint->path().path;
+    pull.path = session.path.path;
     session.pulls.insert(pull.id);
     wire::Pull message{.pull = pull.id,
                        .room = pull.room,
@@ -117,16 +117,39 @@ Status DecodeRank::Impl::take_piece(Session& session, Pull& pull, Part& part,
                              ready.first_buffer, ready.buffer_count));
   }
   const std::uint64_t payload = session.view->payload_bytes(*table, piece);
-  if (payload != ready.payload_bytes || payload > options_.landing_payload_bytes ||
-      slot_bytes_for(payload) > session.slot_stride) {
+  if (payload != ready.payload_bytes)
+    return bad_ready(pull.id, fmt::format("{} bytes for {} units, expected {}", ready.payload_bytes,
+                                          ready.unit_count, payload));
+  if (session.mapped != nullptr) {
+    KVSHARD_TRY(check_mapped(session, *tokens, ready));
+  } else if (payload > options_.landing_payload_bytes ||
+             slot_bytes_for(payload) > session.slot_stride || !ready.pages.empty()) {
     return bad_ready(
-        pull.id, fmt::format("{} bytes for {} units, expected {}; slots hold {} here and {} there",
-                             ready.payload_bytes, ready.unit_count, payload,
-                             options_.landing_payload_bytes, session.slot_stride));
+        pull.id,
+        fmt::format("{} bytes and {} pages for slots that hold {} here and {} there", payload,
+                    ready.pages.size(), options_.landing_payload_bytes, session.slot_stride));
   }
   if (!tokens->coverage.mark(piece)) {
     return bad_ready(pull.id,
                      fmt::format("units [{}, +{}) came twice", ready.first_unit, ready.unit_count));
+  }
+  return {};
+}
+
+// The peer's pages of a piece that is mapped: as many as its units need, all of them in the mapping.
+Status DecodeRank::Impl::check_mapped(const Session& session, const Part::Tokens& tokens,
+                                      const wire::Ready& ready) const {
+  const std::uint64_t pages = tokens.units[ready.first_unit + ready.unit_count - 1].prefill_page -
+                              tokens.units[ready.first_unit].prefill_page + 1;
+  if (ready.pages.size() != pages)
+    return bad_ready(ready.pull,
+                     fmt::format("{} pages, its units are in {}", ready.pages.size(), pages));
+  for (const BufferGroup& group : session.geometry->groups) {
+    if (group.table != tokens.table->number) continue;
+    for (const LocalPage page : ready.pages) {
+      if (index(page) >= group.page_count)
+        return bad_ready(ready.pull, fmt::format("page {} of {}", index(page), group.page_count));
+    }
   }
   return {};
 }
@@ -225,12 +248,16 @@ void DecodeRank::Impl::pump() {
     Landing& landing = landings_[free_landings_.back()];
     free_landings_.pop_back();
     counters::add(stats_.landing_in_use);
-    landing.state = Landing::State::fetching;
     landing.pull = piece.pull;
     landing.shard_rank = piece.shard_rank;
     landing.session = &session;
     landing.ready = std::move(piece.ready);
     landing.started = clock_.now();
+    if (session.mapped != nullptr) {
+      land(landing, *pull);
+      continue;
+    }
+    landing.state = Landing::State::fetching;
     const Status started = session.endpoint->fetch(
         landing.ready.slot * session.slot_stride,
         std::span{landing.memory, slot_bytes_for(landing.ready.payload_bytes)}, landing);
@@ -275,32 +302,51 @@ void DecodeRank::Impl::fetched(Landing& landing, Status status) noexcept {
     lose(session, std::move(status).error());  // fails the pull too
     return pump();
   }
-  Part& part = pull->parts[landing.shard_rank];
-  part.timing.wire += clock_.now() - landing.started;
-  // The peer may reuse the slot from here on: its bytes are ours. Whether they were valid is for COMMIT.
-  --part.unreleased;
-  (void)session.connection->send(wire::Release{.pull = pull->id,
-                                               .piece = landing.ready.piece,
-                                               .slot = landing.ready.slot,
-                                               .generation = landing.ready.generation});
+  pull->parts[landing.shard_rank].timing.wire += clock_.now() - landing.started;
+  release(landing, *pull);
+  land(landing, *pull);
+}
+
+// The peer may reuse the slot from here on: its bytes are ours. Whether they were valid is for COMMIT.
+void DecodeRank::Impl::release(const Landing& landing, Pull& pull) {
+  --pull.parts[landing.shard_rank].unreleased;
+  (void)landing.session->connection->send(wire::Release{.pull = pull.id,
+                                                        .piece = landing.ready.piece,
+                                                        .slot = landing.ready.slot,
+                                                        .generation = landing.ready.generation});
+}
+
+// Copies a piece into our pages: from the landing slot, or from the peer's pages.
+void DecodeRank::Impl::land(Landing& landing, Pull& pull) {
+  Session& session = *landing.session;
+  const wire::Ready& ready = landing.ready;
+  const Part& part = pull.parts[landing.shard_rank];
   const auto tokens = std::ranges::find_if(part.tables, [&](const Part::Tokens& each) {
-    return landing.ready.first_buffer >= each.table->first_buffer &&
-           landing.ready.first_buffer < each.table->first_buffer + each.table->buffer_count;
+    return ready.first_buffer >= each.table->first_buffer &&
+           ready.first_buffer < each.table->first_buffer + each.table->buffer_count;
   });
-  const Pull::Table& table = *pull->find_table(tokens->table->number);
-  session.view->select(tokens->units, piece_of(landing.ready, *tokens, *pull), table.pages,
-                       table.first_page, selection_);
-  const CopyJob job{.direction = CopyJob::Direction::scatter,
-                    .batches = selection_.batches,
-                    .slot = landing.memory,
-                    .stamp = {.lease = landing.ready.lease,
-                              .generation = landing.ready.generation,
-                              .chunk = landing.ready.piece,
-                              .payload_bytes = landing.ready.payload_bytes},
-                    .checksum = landing.ready.checksum,
-                    .after = pull->after};
+  const Pull::Table& table = *pull.find_table(tokens->table->number);
+  const Piece piece = piece_of(ready, *tokens, pull);
+  session.view->select(tokens->units, piece, table.pages, table.first_page, selection_);
+  CopyJob job{.direction = CopyJob::Direction::scatter,
+              .batches = selection_.batches,
+              .slot = landing.memory,
+              .stamp = {.lease = ready.lease,
+                        .generation = ready.generation,
+                        .chunk = ready.piece,
+                        .payload_bytes = ready.payload_bytes},
+              .checksum = ready.checksum,
+              .after = pull.after};
+  if (session.mapped != nullptr) {
+    session.mapped_view->select(tokens->units, piece, ready.pages,
+                                tokens->units[ready.first_unit].prefill_page, source_selection_);
+    job.direction = CopyJob::Direction::pull;
+    job.sources = source_selection_.batches;
+    job.slot = nullptr;
+    job.checksum = false;
+  }
   landing.state = Landing::State::scattering;
-  ++pull->scatters;
+  ++pull.scatters;
   if (Status taken = thread_->engine().submit(job, landing); !taken)
     scattered(landing, std::move(taken));
 }
@@ -315,6 +361,10 @@ void DecodeRank::Impl::scattered(Landing& landing, Status status) noexcept {
     fail(pull, std::move(status).error());
   } else {
     Part& part = pull.parts[landing.shard_rank];
+    if (landing.session->mapped != nullptr) {
+      part.timing.wire += clock_.now() - landing.started;
+      release(landing, pull);
+    }
     ++part.landed;
     ++part.timing.pieces;
     part.timing.bytes += landing.ready.payload_bytes;

@@ -287,7 +287,7 @@ void DecodeRank::Impl::sweep() {
                  time - session->connection->last_received() > options_.peer_timeout) {
         hung.emplace_back(session,
                           fmt::format("silent for more than {} ms", options_.peer_timeout.count()));
-      } else if (session->endpoint != nullptr && time >= session->ping_due) {
+      } else if (session->geometry && time >= session->ping_due) {
         session->ping_due = time + options_.heartbeat;
         (void)session->connection->send(wire::Ping{++session->pings});
       }

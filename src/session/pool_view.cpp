@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/assert.hpp"
+#include "kvshard/limits.hpp"
 
 namespace kvshard {
 
@@ -75,8 +76,8 @@ Piece PieceCutter::next(const PoolView& view, const TransferPlan::Table& table,
   const std::uint64_t whole =
       view.payload_bytes(table, piece(1, first_buffer_, end_buffer_ - first_buffer_));
   if (whole <= capacity) {
-    const auto fit =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(end_unit_ - unit_, capacity / whole));
+    const auto fit = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>({end_unit_ - unit_, capacity / whole, ProtocolLimits::kPages}));
     const Piece made = piece(fit, first_buffer_, end_buffer_ - first_buffer_);
     unit_ += fit;
     return made;

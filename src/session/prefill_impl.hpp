@@ -10,6 +10,7 @@
 #include "base/mutex.hpp"
 #include "base/random.hpp"
 #include "control/connection.hpp"
+#include "kvshard/pool_mapping.hpp"
 #include "kvshard/prefill_rank.hpp"
 #include "kvshard/send_filter.hpp"
 #include "session/event_queue.hpp"
@@ -157,6 +158,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     bool welcomed{false};
     Geometry geometry;
     std::optional<PoolView> view;  // from ASSIGN on
+    bool mapped{false};            // it copies from the pool itself
     std::uint64_t capacity{0};
     std::unordered_map<std::uint64_t, std::uint64_t> leases;  // pull -> lease id
     std::unordered_map<std::uint64_t, RoomId> waiting;  // pulls of rooms that are not open yet
@@ -239,6 +241,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   EventQueue<RoomEvent> events_;
   mutable PrefillStats stats_;
 
+  std::unique_ptr<PoolExport> pool_export_;  // null when the pool cannot be mapped
   std::unique_ptr<StagingMemory> staging_memory_;
   std::unique_ptr<ProgressThread> thread_;
   std::unique_ptr<RegisteredMemory> staging_;

@@ -133,6 +133,7 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
   ++welcomed_;
   const auto address = thread_->transport().address();
   const auto staging = staging_->packed();
+  const auto pool = pool_export_ != nullptr ? pool_export_->bytes() : std::span<const std::byte>{};
   (void)peer.connection->send(
       wire::Welcome{.version = wire::kProtocolVersion,
                     .incarnation = incarnation_,
@@ -142,12 +143,17 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
                     .geometry = options_.pool.geometry,
                     .transport_address = {address.begin(), address.end()},
                     .staging = {staging.begin(), staging.end()},
+                    .pool = {pool.begin(), pool.end()},
                     .slot_count = options_.slots,
                     .slot_stride = slot_stride_,
                     .heartbeat_ms = static_cast<std::uint32_t>(options_.heartbeat.count())});
 }
 
 void PrefillRank::Impl::on_assign(Peer& peer, wire::Assign& assign) {
+  if (assign.mapped && pool_export_ == nullptr)
+    return refuse(peer, Error{ErrorCode::failed_precondition, "mapped: the pool was not exported"});
+  peer.mapped = assign.mapped;
+  if (peer.mapped) peer.capacity = options_.mapped_piece_bytes;
   auto plan = TransferPlan::create(options_.pool.geometry, peer.geometry, assign.lanes);
   if (!plan) return refuse(peer, std::move(plan).error());
   for (std::uint32_t b = 0; b < plan->buffers(); ++b) {

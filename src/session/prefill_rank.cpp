@@ -81,6 +81,14 @@ Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
   slot_stride_ = (slot_bytes_for(options_.slot_payload_bytes) + 4095) / 4096 * 4096;
   KVSHARD_TRY(staging_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
                                                    slot_stride_ * options_.slots));
+  if (options_.exported) {
+    auto made = export_pool(options_.pool, engine->memory_kind(), engine->device());
+    if (made) {
+      pool_export_ = std::move(made).value();
+    } else {
+      log::info("pages go through slots only: {}", made.error().message);
+    }
+  }
   KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_));
   KVSHARD_TRY(staging_, thread_->transport().register_memory(staging_memory_->bytes(),
                                                              staging_memory_->kind()));

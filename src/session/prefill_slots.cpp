@@ -122,8 +122,8 @@ bool PrefillRank::Impl::gather(Lease& lease) {
   const PoolView& view = *lease.peer->view;
   const Lease::Want& want = *lease.want;
   const Piece piece = lease.cutters.back().next(view, *want.table, lease.peer->capacity);
-  view.select(*want.units, piece, chunk.pages, chunk.first_page, selection_);
   const std::uint64_t payload = view.payload_bytes(*want.table, piece);
+  const bool mapped = lease.peer->mapped;
 
   SlotTable::Slot& slot = slots_->take(lease.id, lease.pieces.size());
   counters::add(stats_.slots_in_use);
@@ -140,13 +140,25 @@ bool PrefillRank::Impl::gather(Lease& lease) {
                 .unit_count = piece.unit_count,
                 .partial = piece.partial,
                 .checksum = options_.checksum};
+  if (mapped) {
+    // The slot is a credit, and its empty gather tells when the pages are ready to be read.
+    selection_.batches.clear();
+    const UnitList& units = *want.units;
+    const std::uint64_t first = units[piece.first_unit].prefill_page - chunk.first_page;
+    const std::uint64_t last =
+        units[piece.first_unit + piece.unit_count - 1].prefill_page - chunk.first_page;
+    slot.ready.pages.assign(chunk.pages.begin() + static_cast<std::ptrdiff_t>(first),
+                            chunk.pages.begin() + static_cast<std::ptrdiff_t>(last + 1));
+  } else {
+    view.select(*want.units, piece, chunk.pages, chunk.first_page, selection_);
+  }
   const CopyJob job{.direction = CopyJob::Direction::gather,
                     .batches = selection_.batches,
                     .slot = slot.memory,
                     .stamp = {.lease = lease.id,
                               .generation = slot.generation,
                               .chunk = slot.piece,
-                              .payload_bytes = payload},
+                              .payload_bytes = mapped ? 0 : payload},
                     .checksum = options_.checksum,
                     .after = chunk.ready};
   if (Status taken = thread_->engine().submit(job, slot); !taken) {

@@ -16,6 +16,8 @@ std::string_view to_string(TransferPath path) noexcept {
       return "am";
     case TransferPath::loopback:
       return "loopback";
+    case TransferPath::mapped:
+      return "mapped";
   }
   return "unknown";
 }

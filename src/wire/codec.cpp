@@ -387,6 +387,7 @@ void visit(auto& io, Is<Welcome> auto& welcome) {
   visit(io, welcome.geometry);
   io.bytes("transport_address", welcome.transport_address, kMaxBlobBytes);
   io.bytes("staging", welcome.staging, kMaxBlobBytes);
+  io.bytes("pool", welcome.pool, kMaxBlobBytes);
   io.number("slot_count", welcome.slot_count);
   io.number("slot_stride", welcome.slot_stride);
   io.number("heartbeat_ms", welcome.heartbeat_ms);
@@ -395,6 +396,7 @@ void visit(auto& io, Is<Welcome> auto& welcome) {
 void visit(auto& io, Is<Assign> auto& assign) {
   io.list("lanes", assign.lanes, kMaxLanes, kLaneBytes,
           [](auto& inner, auto& lane) { visit(inner, lane); });
+  io.flag("mapped", assign.mapped);
 }
 
 void visit(auto& io, Is<Pull> auto& pull) {
@@ -422,6 +424,8 @@ void visit(auto& io, Is<Ready> auto& ready) {
   io.flag("partial", ready.partial);
   io.flag("last", ready.last);
   io.flag("checksum", ready.checksum);
+  io.list("pages", ready.pages, kMaxPages, sizeof(LocalPage),
+          [](auto& inner, auto& page) { inner.number("page", page); });
   io.list("tables", ready.tables, kMaxBufferGroups, kTableEndBytes,
           [](auto& inner, auto& table) { visit(inner, table); });
   io.bytes("side_data", ready.side_data, kMaxSideDataBytes);
@@ -430,6 +434,7 @@ void visit(auto& io, Is<Ready> auto& ready) {
   // The last READY ends the pull: it brings side data, and no bytes.
   io.range("payload_bytes", ready.payload_bytes, 0, ready.last ? 0 : kMax64);
   io.range("unit_count", ready.unit_count, 0, ready.last ? 0 : kMax32);
+  io.range("pages", ready.pages.size(), 0, ready.last ? 0 : kMaxPages);
   io.range("tables", ready.tables.size(), 0, ready.last ? kMaxBufferGroups : 0);
   io.range("side_data", ready.side_data.size(), 0, ready.last ? kMaxSideDataBytes : 0);
 }

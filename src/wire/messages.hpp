@@ -25,6 +25,7 @@ inline constexpr std::size_t kMaxSideDataBytes = ProtocolLimits::kSideDataBytes;
 inline constexpr std::size_t kMaxBlobBytes = ProtocolLimits::kBlobBytes;
 inline constexpr std::size_t kMaxMessageTextBytes = ProtocolLimits::kTextBytes;
 inline constexpr std::size_t kMaxLanes = ProtocolLimits::kLanes;
+inline constexpr std::size_t kMaxPages = ProtocolLimits::kPages;
 
 enum class MessageType : std::uint8_t {
   hello = 1,
@@ -68,6 +69,7 @@ struct Welcome {
   Geometry geometry;
   std::vector<std::byte> transport_address;
   std::vector<std::byte> staging;  ///< RegisteredMemory::packed()
+  std::vector<std::byte> pool;     ///< PoolExport::bytes(); empty when pages cannot be mapped
   std::uint32_t slot_count{0};
   std::uint64_t slot_stride{0};  ///< bytes from one slot to the next in the staging memory
   std::uint32_t heartbeat_ms{0};
@@ -77,6 +79,7 @@ struct Welcome {
 /// by assign_lanes(). Both make a TransferPlan of it; buffers and units are numbered as there.
 struct Assign {
   std::vector<Lane> lanes;
+  bool mapped{false};  ///< decode has mapped the pool of WELCOME and copies from its pages
 };
 
 /// What a pull wants of one table: the decode rank's tokens among [first_token, end_token).
@@ -108,8 +111,9 @@ struct TableEnd {
 };
 
 /// prefill -> decode: one piece is in a slot: units [first_unit, +unit_count) in the buffers [first_buffer,
-/// +buffer_count), which are of one table. The last READY of a pull has `last`, no payload, the tables' ends
-/// and the side data.
+/// +buffer_count), which are of one table. For a decode rank that maps the pool the slot stays empty, and
+/// `pages` says where the bytes are: the prefill rank's pages of these units, from the first unit's on.
+/// The last READY of a pull has `last`, no payload, the tables' ends and the side data.
 struct Ready {
   std::uint64_t pull{0};
   std::uint64_t lease{0};
@@ -125,6 +129,7 @@ struct Ready {
   bool partial{false};  ///< of one unit, only the tokens from the pull's first_token on
   bool last{false};
   bool checksum{false};
+  std::vector<LocalPage> pages{};
   std::vector<TableEnd> tables{};
   std::vector<std::byte> side_data{};
 };

@@ -145,6 +145,7 @@ class Source {
     options.pool = pool_.pool();
     options.slot_payload_bytes = 4096;  // several pieces
     options.slots = 4;
+    options.mapped_piece_bytes = 4096;
     auto made = PrefillRank::create(std::move(options), make_transport({.kind = transport}).value(),
                                     make_copy_engine({}).value());
     EXPECT_TRUE(made.ok()) << (made ? "" : made.error().message);
@@ -255,7 +256,10 @@ PullPages destinations(const Geometry& geometry, const Request& request, std::ui
           .base = request.tables[table].base};
 }
 
-void run(const Case& which, bool processes) {
+enum class How { loopback, mapped, processes };
+
+void run(const Case& which, How how) {
+  const bool processes = how == How::processes;
   const auto pullers = count_pullers(which.prefill, which.decode);
   ASSERT_TRUE(pullers.ok()) << pullers.error().message;
   GroupSpec spec{.name = "kvshard", .epoch = 1, .members = {}};
@@ -291,6 +295,7 @@ void run(const Case& which, bool processes) {
     DecodeOptions options;
     options.pool = pools.back()->pool();
     options.landing_payload_bytes = 4096;
+    options.mapped = how == How::mapped ? Mapped::always : Mapped::never;
     const auto kind = processes ? TransportOptions::Kind::ucx : TransportOptions::Kind::loopback;
     auto made = DecodeRank::create(options, make_transport({.kind = kind}).value(),
                                    make_copy_engine({}).value());
@@ -428,7 +433,10 @@ std::vector<Case> cases() {
 class ReshardTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ReshardTest, EachByteArrivesOnce) {
-  run(GetParam(), false);
+  run(GetParam(), How::loopback);
+}
+TEST_P(ReshardTest, EachByteArrivesOnceFromPagesThatAreMapped) {
+  run(GetParam(), How::mapped);
 }
 INSTANTIATE_TEST_SUITE_P(, ReshardTest, ::testing::ValuesIn(cases()),
                          [](const auto& each) { return each.param.name; });
@@ -437,7 +445,7 @@ INSTANTIATE_TEST_SUITE_P(, ReshardTest, ::testing::ValuesIn(cases()),
 class ReshardUcxTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ReshardUcxTest, EachByteArrivesOnce) {
-  run(GetParam(), true);
+  run(GetParam(), How::processes);
 }
 std::vector<Case> chosen() {
   const std::set<std::string> names{"Heads8Tp1To4",

@@ -74,7 +74,7 @@ std::string golden(std::string_view name) {
     )";
   if (name == "welcome")
     return R"(
-      fb000000 02 000000
+      00010000 02 000000
       4b565331 0100            # magic, version
       1122334455667788         # incarnation
       0a00000000000000         # epoch
@@ -83,6 +83,7 @@ std::string golden(std::string_view name) {
            R"(
       04000000 61646472        # transport_address "addr"
       02000000 726b            # staging "rk"
+      01000000 70              # pool "p"
       03000000                 # slot_count
       0001000100000000         # slot_stride
       e8030000                 # heartbeat_ms
@@ -99,7 +100,7 @@ std::string golden(std::string_view name) {
     )";
   if (name == "ready")
     return R"(
-      4f000000 04 000000
+      5b000000 04 000000
       0807060504030201         # pull
       0900000000000000         # lease
       0500000000000000         # piece
@@ -110,12 +111,13 @@ std::string golden(std::string_view name) {
       03000000                 # base
       0504030201000000 11000000                               # first_unit, unit_count
       00 00 01                 # partial, last, checksum
+      02000000 07000000 02010000                              # 2 pages
       00000000                 # no tables
       00000000                 # no side_data
     )";
   if (name == "ready_last")
     return R"(
-      64000000 04 000000
+      68000000 04 000000
       0807060504030201
       0900000000000000
       0600000000000000
@@ -126,6 +128,7 @@ std::string golden(std::string_view name) {
       00000000
       0000000000000000 00000000
       00 01 00                 # partial, last, checksum
+      00000000                 # no pages
       01000000                 # 1 table
         00000000 03000000 0000010000000000   # number, base, end token
       05000000 746f6b656e      # side_data "token"
@@ -140,7 +143,7 @@ std::string golden(std::string_view name) {
   if (name == "abort") return "11000000 08 000000  0700000000000000 06 0600 656e67696e65";
   if (name == "ping") return "08000000 09 000000  0201000000000000";
   if (name == "assign")
-    return "18000000 0e 000000  01000000 01000000 02000000 03000000 04000000 05000000";
+    return "19000000 0e 000000  01000000 01000000 02000000 03000000 04000000 05000000 01";
   if (name == "bye") return "05000000 0a 000000  08 0200 6e6f";
   if (name == "authenticate")
     return R"(
@@ -259,6 +262,9 @@ TEST(CodecTest, RefusesBytesInTheLastReadyAndSideDataInAnyOther) {
   ready = sample_last_ready();
   ready.unit_count = 1;
   EXPECT_TRUE(refused(ready, "unit_count"));
+  ready = sample_last_ready();
+  ready.pages = {LocalPage{1}};
+  EXPECT_TRUE(refused(ready, "pages"));
   ready = sample_ready();
   ready.tables = {{}};
   EXPECT_TRUE(refused(ready, "tables"));
@@ -279,7 +285,7 @@ TEST(CodecTest, RefusesFlagsAndEnumsWithoutAMeaning) {
 }
 
 TEST(CodecTest, RefusesLengthsBeyondTheirLimitsBeforeItReadsOn) {
-  const std::string up_to_tables = std::string(2 * 71, '0');
+  const std::string up_to_tables = std::string(2 * 75, '0');
   EXPECT_EQ(decode<Ready>(hex(up_to_tables + "11000000")).error().message,
             "ready: tables: length 17, at most 16 allowed");
   EXPECT_EQ(decode<Ready>(hex(up_to_tables + "10000000")).error().message,
@@ -298,7 +304,7 @@ TEST(CodecTest, ReadsTextsAndBlobsAtTheirLimits) {
   EXPECT_TRUE(decode<Ready>(payload_of(frame_of(ready))));
   ready.tables.resize(kMaxBufferGroups);
   EXPECT_TRUE(decode<Ready>(payload_of(frame_of(ready))));
-  EXPECT_TRUE(decode<Assign>(payload_of(frame_of(Assign{std::vector<Lane>(kMaxLanes)}))));
+  EXPECT_TRUE(decode<Assign>(payload_of(frame_of(Assign{.lanes = std::vector<Lane>(kMaxLanes)}))));
   Welcome welcome = sample_welcome();
   welcome.transport_address.resize(kMaxBlobBytes);
   welcome.staging.resize(kMaxBlobBytes);

@@ -76,6 +76,7 @@ inline Welcome sample_welcome() {
           .geometry = sample_geometry(),
           .transport_address = to_bytes("addr"),
           .staging = to_bytes("rk"),
+          .pool = to_bytes("p"),
           .slot_count = 3,
           .slot_stride = 0x01000100,
           .heartbeat_ms = 1000};
@@ -104,7 +105,8 @@ inline Ready sample_ready() {
           .unit_count = 17,
           .partial = false,
           .last = false,
-          .checksum = true};
+          .checksum = true,
+          .pages = {LocalPage{7}, LocalPage{0x0102}}};
 }
 
 inline Ready sample_last_ready() {
@@ -143,7 +145,8 @@ void for_each_sample(Call call) {
   call("challenge", Challenge{.version = 1, .nonce = sample_array(0x80)});
   call("proof", Proof{.mac = sample_array(0xc0)});
   call("assign",
-       Assign{.lanes = {{.group = 1, .first_layer = 2, .layers = 3, .first_head = 4, .heads = 5}}});
+       Assign{.lanes = {{.group = 1, .first_layer = 2, .layers = 3, .first_head = 4, .heads = 5}},
+              .mapped = true});
 }
 
 /// Calls `call` with a value-initialised message of the type that `type` names.

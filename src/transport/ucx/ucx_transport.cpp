@@ -32,9 +32,10 @@ std::uint64_t random_number() {
 }  // namespace
 
 Result<std::unique_ptr<UcxTransport>> UcxTransport::create(const TransportOptions& options) {
-  if (options.path == TransferPath::loopback)
+  if (options.path == TransferPath::loopback || options.path == TransferPath::mapped)
     return Error{ErrorCode::invalid_argument,
-                 "path loopback was asked for, but the transport is ucx"};
+                 fmt::format("path {} was asked for, but the transport is ucx",
+                             to_string(options.path))};
   // The calling thread is the engine's: its current device is put back.
   KVSHARD_TRY(const DeviceGuard device, DeviceGuard::enter(options.cuda_device));
   KVSHARD_TRY(auto context, create_context(options));
