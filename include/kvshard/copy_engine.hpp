@@ -98,6 +98,14 @@ struct CopyJob {
       nullptr};  ///< no byte of `batches` is touched before this event; borrowed until done
 };
 
+/// Holds a CUDA stream back for as long as it lives.
+///
+/// Threads: destroyed on any thread.
+class StreamGate {
+ public:
+  virtual ~StreamGate() = default;
+};
+
 /// Gathers pages into slots, scatters slots into pages, and pulls pages from pages: the interface of the host
 /// and CUDA engines.
 ///
@@ -124,6 +132,13 @@ class KVSHARD_EXPORT CopyEngine {
   virtual std::size_t progress() noexcept = 0;
   /// Jobs taken and not ended.
   [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;
+  /// Enqueues a wait on `stream`: what is enqueued there later runs once the gate is gone, and sees what was
+  /// copied before. Does not wait itself. Any thread; the engine outlives the gate.
+  /// Errors: unsupported on an engine without CUDA; resource_exhausted when thousands of streams wait.
+  virtual Result<std::unique_ptr<StreamGate>> hold(StreamHandle stream) {
+    (void)stream;
+    return Error{ErrorCode::unsupported, "a stream to hold back needs the CUDA copy engine"};
+  }
   /// Becomes readable when progress() may have something to do; -1 when that is whenever in_flight() > 0.
   /// progress() clears it.
   [[nodiscard]] virtual int wake_fd() const noexcept = 0;

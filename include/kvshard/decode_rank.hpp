@@ -110,6 +110,9 @@ struct PullRequest {
   std::span<const PullPages> more_tables{};  ///< besides table 0; copied
   EventHandle after{
       nullptr};  ///< CUDA engines: no page is written before it; borrowed until the event
+  /// CUDA engines: what is enqueued here after pull() returns waits until the pull has ended, well or not;
+  /// its event, which is there by then, says which.
+  StreamHandle stream{nullptr};
   std::chrono::milliseconds deadline{60'000};  ///< for the whole pull
   PullListener* listener{
       nullptr};  ///< borrowed until pull_done() returns; null: the event comes by poll()

@@ -185,6 +185,7 @@ class DecodeRank::Impl {
     EventHandle after{nullptr};
     TimePoint started{}, deadline{};
     PullListener* listener{nullptr};
+    std::unique_ptr<StreamGate> gate;  // holds the engine's stream back
     State state{State::connecting};
     Status status;
     TransferPath path{TransferPath::automatic};

@@ -473,6 +473,7 @@ void DecodeRank::Impl::finish(Pull& pull) {
   counters::subtract(stats_.pulls);
   if (pull.group != nullptr && pull.parts.empty()) std::erase(pull.group->waiting, pull.id);
   PullListener* const listener = pull.listener;
+  const std::unique_ptr<StreamGate> gate = std::move(pull.gate);  // opened last
   pulls_.erase(pull.id);
   {
     const MutexLock lock{front_mutex_};

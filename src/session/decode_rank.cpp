@@ -221,6 +221,9 @@ Result<PullId> DecodeRank::Impl::pull(const PullRequest& request) {
   pull->listener = request.listener;
   pull->started = clock_.now();
   pull->deadline = pull->started + bounded(request.deadline);
+  if (request.stream != nullptr) {
+    KVSHARD_TRY(pull->gate, thread_->engine().hold(request.stream));
+  }
 
   const MutexLock lock{front_mutex_};
   if (closing_) return Error{ErrorCode::failed_precondition, "the rank is closed"};

@@ -335,6 +335,19 @@ TEST_P(SessionTest, RefusesAGeometryThatDiffers) {
   EXPECT_NE(group.error().message.find("32"), std::string::npos) << group.error().message;
 }
 
+TEST_P(SessionTest, AStreamToHoldBackNeedsCuda) {
+  Cluster cluster{options(1)};
+  const GroupId group = cluster.connect();
+  int somewhere = 0;
+  const auto pull = cluster.decode->pull({.group = group,
+                                          .room = RoomId{1},
+                                          .pages = {},
+                                          .stream = reinterpret_cast<StreamHandle>(&somewhere)});
+  ASSERT_FALSE(pull.ok());
+  EXPECT_EQ(pull.error().code, ErrorCode::unsupported) << pull.error().message;
+  cluster.expect_idle();
+}
+
 // acceptance 9
 TEST_P(SessionTest, RefusesAChainWhoseOwnersAreNotCyclic) {
   Cluster cluster{options(2)};

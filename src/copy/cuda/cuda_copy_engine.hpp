@@ -10,6 +10,7 @@
 
 #include "copy/cuda/cuda_handles.hpp"
 #include "copy/cuda/doorbell.hpp"
+#include "copy/cuda/stream_gates.hpp"
 #include "copy/job_queue.hpp"
 #include "kernels/slot_copy.hpp"
 #include "kvshard/copy_engine.hpp"
@@ -40,6 +41,9 @@ class CudaCopyEngine final : public CopyEngine {
   std::size_t progress() noexcept override;
   [[nodiscard]] std::size_t in_flight() const noexcept override { return in_flight_; }
   [[nodiscard]] int wake_fd() const noexcept override { return doorbell_->fd(); }
+  Result<std::unique_ptr<StreamGate>> hold(StreamHandle stream) override {
+    return gates_.hold(stream);
+  }
 
  private:
   static constexpr std::size_t kGroups = 32;        // launches in flight
@@ -83,6 +87,7 @@ class CudaCopyEngine final : public CopyEngine {
   [[nodiscard]] Status outcome(const QueuedJob& job, std::size_t result) const;
 
   int device_;
+  StreamGates gates_{device_};
   std::uint32_t max_sms_;
   bool bulk_copies_{false};
   Doorbell* doorbell_;
