@@ -45,6 +45,7 @@ SDKS = {
     r"uc[pst]/": ["src/transport/ucx"],
     r"(cuda|cooperative_groups|cub/|nvtx)": ["src/copy/cuda", "src/transport/ucx", "kernels", "tools", "examples"],
     r"spdlog/": ["src/base"],
+    r"openssl/": ["src/control"],
     r"fmt/": ["src", "tools", "examples"],
     r"nlohmann/": ["src/registry", "tools", "examples"],
     r"CLI/": ["tools", "examples"],

@@ -4,7 +4,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build ccache git pkg-config          # build
-  libucx-dev libspdlog-dev libfmt-dev                  # the library
+  libucx-dev libspdlog-dev libfmt-dev libssl-dev       # the library
   nlohmann-json3-dev libcli11-dev                      # registry, tools
   libgtest-dev libgmock-dev libbenchmark-dev           # tests and benches
   clang-format clang-tidy python3 iproute2             # checks; a network to cut in tests

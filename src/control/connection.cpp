@@ -20,7 +20,9 @@ namespace kvshard {
 namespace {
 
 constexpr std::size_t kReadBytes = 64U << 10;
-constexpr int kReadsPerTurn = 16;  // so that one busy peer leaves the loop time for others
+// A peer that floods us with small messages leaves the loop time for others after each read.
+constexpr int kReadsPerTurn = 1;
+constexpr int kReadsBeforeClose = 16;
 constexpr std::size_t kWriteEarly = 64U
                                     << 10;  // a queue this long does not wait for the turn's end
 
@@ -51,24 +53,25 @@ bool connected_to_itself(int fd) {
 }  // namespace
 
 Connection::Connection(EventLoop& loop, UniqueFd socket, ConnectionListener& listener,
-                       ConnectionLimits limits, std::string peer)
+                       ConnectionLimits limits, std::string peer, Handshake::Side side,
+                       std::shared_ptr<Secrets> secrets)
     : loop_{loop},
       listener_{listener},
       limits_{limits},
       peer_{std::move(peer)},
       socket_{std::move(socket)},
-      last_received_{loop.now()} {}
+      last_received_{loop.now()} {
+  if (secrets != nullptr) handshake_.emplace(side, std::move(secrets));
+}
 
 Connection::~Connection() {
   close();
   if (destroyed_ != nullptr) *destroyed_ = true;
 }
 
-Result<std::unique_ptr<Connection>> Connection::connect(EventLoop& loop,
-                                                        const SocketAddress& address,
-                                                        TimePoint deadline,
-                                                        ConnectionListener& listener,
-                                                        ConnectionLimits limits) {
+Result<std::unique_ptr<Connection>> Connection::connect(
+    EventLoop& loop, const SocketAddress& address, TimePoint deadline, ConnectionListener& listener,
+    ConnectionLimits limits, std::shared_ptr<Secrets> secrets) {
   UniqueFd socket{::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)};
   if (!socket)
     return Error{socket_error_code(errno), fmt::format("connect to {}: socket: {}",
@@ -77,8 +80,9 @@ Result<std::unique_ptr<Connection>> Connection::connect(EventLoop& loop,
   const bool refused = ::connect(socket.get(), address.data(), address.size()) != 0 &&
                        errno != EINPROGRESS && errno != EINTR;
   const int error = errno;
-  std::unique_ptr<Connection> made{
-      new Connection{loop, std::move(socket), listener, limits, address.to_string()}};
+  std::unique_ptr<Connection> made{new Connection{loop, std::move(socket), listener, limits,
+                                                  address.to_string(), Handshake::Side::decode,
+                                                  std::move(secrets)}};
   Connection& self = *made;
   self.connecting_ = true;
   if (refused) {
@@ -98,7 +102,8 @@ Result<std::unique_ptr<Connection>> Connection::connect(EventLoop& loop,
 
 Result<std::unique_ptr<Connection>> Connection::adopt(EventLoop& loop, UniqueFd socket,
                                                       ConnectionListener& listener,
-                                                      ConnectionLimits limits) {
+                                                      ConnectionLimits limits,
+                                                      std::shared_ptr<Secrets> secrets) {
   const auto remote = SocketAddress::remote(socket.get());
   if (!remote) return remote.error();
   const int flags = ::fcntl(socket.get(), F_GETFL);
@@ -106,8 +111,9 @@ Result<std::unique_ptr<Connection>> Connection::adopt(EventLoop& loop, UniqueFd 
     return Error{ErrorCode::internal,
                  fmt::format("fcntl of fd {}: {}", socket.get(), describe_error(errno))};
   set_no_delay(socket.get());
-  std::unique_ptr<Connection> made{
-      new Connection{loop, std::move(socket), listener, limits, remote->to_string()}};
+  std::unique_ptr<Connection> made{new Connection{loop, std::move(socket), listener, limits,
+                                                  remote->to_string(), Handshake::Side::prefill,
+                                                  std::move(secrets)}};
   made->events_ = EPOLLIN;
   KVSHARD_TRY(loop.watch(made->socket_.get(), made->events_, *made));
   return made;
@@ -127,7 +133,7 @@ void Connection::flush_and_close() noexcept {
     // Bytes left unread would turn the close into a reset, which may overtake what was just
     // written.
     std::array<std::byte, 4096> unread;
-    for (int i = 0; i<kReadsPerTurn&& ::recv(socket_.get(), unread.data(), unread.size(), 0)> 0;
+    for (int i = 0; i<kReadsBeforeClose&& ::recv(socket_.get(), unread.data(), unread.size(), 0)> 0;
          ++i) {
     }
     (void)::shutdown(socket_.get(), SHUT_WR);
@@ -161,9 +167,23 @@ bool Connection::still_open_after(Call&& call) noexcept {
   return !closed();
 }
 
-Status Connection::make_room(std::size_t bytes) {
+// Says why, as far as the peer still listens, before it closes.
+void Connection::refuse(Error error) noexcept {
+  (void)send(wire::Bye{error});
+  flush_and_close();
+  error.message = fmt::format("from {}: {}", peer_, error.message);
+  fail(std::move(error));
+}
+
+// Makes room for a frame of `bytes`, and for its MAC.
+Status Connection::begin_frame(wire::MessageType type, std::size_t bytes) {
   if (closed())
     return Error{ErrorCode::unavailable, fmt::format("the connection to {} is closed", peer_)};
+  if (handshake_ && type != wire::MessageType::bye) {
+    return Error{ErrorCode::failed_precondition,
+                 fmt::format("{} has not proved itself yet", peer_)};
+  }
+  if (sending_) bytes += FrameMac::kBytes;
   if (queued_bytes() + bytes > limits_.max_queued_bytes) {
     write_early();
     if (queued_bytes() + bytes > limits_.max_queued_bytes) {
@@ -182,7 +202,14 @@ Status Connection::make_room(std::size_t bytes) {
   return {};
 }
 
-Status Connection::queued() {
+Status Connection::queued(std::size_t frame) {
+  if (sending_) {
+    if (Status sealed = sending_->seal(out_, frame); !sealed) {
+      out_.resize(frame);
+      fail_later(sealed.error());
+      return sealed;
+    }
+  }
   if (queued_bytes() >= kWriteEarly) write_early();
   run_at_turn_end();
   return {};
@@ -249,9 +276,18 @@ bool Connection::finish_connect() noexcept {
         {socket_error_code(error), fmt::format("connect to {}: {}", peer_, describe_error(error))});
     return false;
   }
-  loop_.cancel(connect_timer_);
   connecting_ = false;
   last_received_ = loop_.now();
+  if (!handshake_) return opened();
+  if (Status started = handshake_->start(out_); !started) {
+    fail(std::move(started).error());
+    return false;
+  }
+  return true;
+}
+
+bool Connection::opened() noexcept {
+  loop_.cancel(connect_timer_);
   return still_open_after([this] { listener_.connection_open(); });
 }
 
@@ -285,31 +321,72 @@ bool Connection::receive() noexcept {
 // read into.
 void Connection::make_input_space() {
   if (in_begin_ == in_end_) in_begin_ = in_end_ = 0;
-  if (in_begin_ + frame_bytes_ <= in_.size()) return;
+  // A peer that has not proved itself gets little memory.
+  const std::size_t read_bytes = handshake_ ? ProtocolLimits::kHandshakeFrameBytes : kReadBytes;
+  if (in_begin_ + frame_bytes_ <= in_.size() && in_.size() >= read_bytes) return;
   std::copy(in_.begin() + static_cast<std::ptrdiff_t>(in_begin_),
             in_.begin() + static_cast<std::ptrdiff_t>(in_end_), in_.begin());
   in_end_ -= in_begin_;
   in_begin_ = 0;
-  if (in_.size() < frame_bytes_) in_.resize(std::max(frame_bytes_, kReadBytes));
+  if (const std::size_t size = std::max(frame_bytes_, read_bytes); in_.size() < size)
+    in_.resize(size);
 }
 
 bool Connection::deliver_frames() noexcept {
   while (in_end_ - in_begin_ >= wire::kFrameHeaderBytes) {
     const std::span<const std::byte> come{in_.data() + in_begin_, in_end_ - in_begin_};
-    auto header =
-        wire::decode_header(come.first<wire::kFrameHeaderBytes>(), limits_.max_frame_bytes);
+    const std::size_t limit =
+        handshake_ ? std::min(ProtocolLimits::kHandshakeFrameBytes, limits_.max_frame_bytes)
+                   : limits_.max_frame_bytes;
+    auto header = wire::decode_header(come.first<wire::kFrameHeaderBytes>(), limit);
     if (!header) {
       fail({header.error().code, fmt::format("from {}: {}", peer_, header.error().message)});
       return false;
     }
     frame_bytes_ = wire::kFrameHeaderBytes + header->payload_bytes;
     if (come.size() < frame_bytes_) return true;
+    const auto frame = come.first(frame_bytes_);
     in_begin_ += frame_bytes_;
     frame_bytes_ = wire::kFrameHeaderBytes;
-    const auto payload = come.subspan(wire::kFrameHeaderBytes, header->payload_bytes);
-    if (!still_open_after([&] { listener_.connection_frame(header->type, payload); })) return false;
+    if (!(handshake_ ? shake_hands(header->type, frame) : deliver(header->type, frame)))
+      return false;
   }
   return true;
+}
+
+bool Connection::deliver(wire::MessageType type, std::span<const std::byte> frame) noexcept {
+  auto payload = frame.subspan(wire::kFrameHeaderBytes);
+  if (receiving_) {
+    auto opened = receiving_->open(frame);
+    if (!opened) {
+      refuse(std::move(opened).error());
+      return false;
+    }
+    payload = *opened;
+  } else if (type == wire::MessageType::authenticate) {
+    refuse({ErrorCode::failed_precondition,
+            "the decode rank requires a secret, and this prefill rank has none"});
+    return false;
+  }
+  return still_open_after([&] { listener_.connection_frame(type, payload); });
+}
+
+bool Connection::shake_hands(wire::MessageType type, std::span<const std::byte> frame) noexcept {
+  auto done = handshake_->take(type, frame, out_);
+  if (!done) {
+    if (type == wire::MessageType::bye) {
+      fail(std::move(done).error());
+    } else {
+      refuse(std::move(done).error());
+    }
+    return false;
+  }
+  run_at_turn_end();
+  if (!*done) return true;
+  sending_ = handshake_->take_sending();
+  receiving_ = handshake_->take_receiving();
+  handshake_.reset();
+  return opened();
 }
 
 }  // namespace kvshard

@@ -15,6 +15,7 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "control/event_loop.hpp"
+#include "control/handshake.hpp"
 #include "kvshard/result.hpp"
 #include "wire/codec.hpp"
 
@@ -36,6 +37,9 @@ class SocketAddress {
   [[nodiscard]] socklen_t size() const noexcept { return size_; }
   [[nodiscard]] int family() const noexcept { return storage_.ss_family; }
   [[nodiscard]] std::uint16_t port() const noexcept;
+  [[nodiscard]] bool is_loopback() const noexcept;
+  /// Without the port: "127.0.0.1", "::1".
+  [[nodiscard]] std::string host() const;
   /// "127.0.0.1:4711", "[::1]:4711"; the family's name for others.
   [[nodiscard]] std::string to_string() const;
 
@@ -52,7 +56,8 @@ struct ConnectionLimits {
 /// Hears what a connection does. Any call may close or destroy the connection.
 class ConnectionListener {
  public:
-  /// A connect() succeeded. Not called after adopt().
+  /// A connect() succeeded, or with secrets: both sides have proved themselves. After an adopt()
+  /// without secrets it is not called.
   virtual void connection_open() noexcept = 0;
   /// A whole frame came. `payload` is borrowed until the call returns or the connection is
   /// destroyed.
@@ -68,6 +73,10 @@ class ConnectionListener {
 
 /// A framed, non-blocking TCP connection.
 ///
+/// With secrets the sides prove themselves first: the listener hears connection_open() after that, and
+/// before it only BYE can be sent. Every frame then carries a MAC; the listener sees none of it. A side
+/// with secrets and one without refuse each other.
+///
 /// Messages sent within one turn of the loop leave in one write at its end, or earlier when they
 /// add up. Owns:    the socket. The loop and the listener are borrowed until the connection is
 /// destroyed. Threads: loop-thread only. Errors:  connect() and adopt() give resource_exhausted
@@ -80,27 +89,32 @@ class Connection final : EventLoop::FdHandler, EventLoop::TurnEndHandler {
   static Result<std::unique_ptr<Connection>> connect(EventLoop& loop, const SocketAddress& address,
                                                      TimePoint deadline,
                                                      ConnectionListener& listener,
-                                                     ConnectionLimits limits = {});
-  /// Takes a connected socket, as accepted by a Listener.
+                                                     ConnectionLimits limits = {},
+                                                     std::shared_ptr<Secrets> secrets = nullptr);
+  /// Takes a connected socket, as accepted by a Listener. How long a handshake may take is the caller's
+  /// to say: see Admission.
   static Result<std::unique_ptr<Connection>> adopt(EventLoop& loop, UniqueFd socket,
                                                    ConnectionListener& listener,
-                                                   ConnectionLimits limits = {});
+                                                   ConnectionLimits limits = {},
+                                                   std::shared_ptr<Secrets> secrets = nullptr);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
   /// Queues a message.
   /// Errors: invalid_argument when it is beyond the wire's limits (nothing is queued); unavailable
-  /// when the connection is closed; resource_exhausted when the queue would exceed its limit,
+  /// when the connection is closed; failed_precondition while the sides prove themselves, but for BYE;
+  /// resource_exhausted when the queue would exceed its limit,
   /// because the peer does not read: the connection then closes, and connection_closed() follows at
   /// the end of the turn.
   template <wire::Message M>
   Status send(const M& message) {
     auto bytes = wire::frame_bytes(message);
     if (!bytes) return std::move(bytes).error();
-    if (Status room = make_room(*bytes); !room) return room;
+    if (Status ready = begin_frame(wire::type_of<M>, *bytes); !ready) return ready;
+    const std::size_t frame = out_.size();
     wire::encode(message, out_);
-    return queued();
+    return queued(frame);
   }
 
   /// When a byte last came; at first, when the connection was made.
@@ -116,19 +130,24 @@ class Connection final : EventLoop::FdHandler, EventLoop::TurnEndHandler {
 
  private:
   Connection(EventLoop& loop, UniqueFd socket, ConnectionListener& listener,
-             ConnectionLimits limits, std::string peer);
+             ConnectionLimits limits, std::string peer, Handshake::Side side,
+             std::shared_ptr<Secrets> secrets);
 
   void fd_ready(std::uint32_t epoll_events) noexcept override;
   void turn_end() noexcept override;
 
-  Status make_room(std::size_t bytes);
-  Status queued();
+  Status begin_frame(wire::MessageType type, std::size_t bytes);
+  Status queued(std::size_t frame);
   void write_early();
   void fail_later(Error error);
   void fail(Error error) noexcept;
+  void refuse(Error error) noexcept;
   [[nodiscard]] bool finish_connect() noexcept;
   [[nodiscard]] bool receive() noexcept;
   [[nodiscard]] bool deliver_frames() noexcept;
+  [[nodiscard]] bool deliver(wire::MessageType type, std::span<const std::byte> frame) noexcept;
+  [[nodiscard]] bool shake_hands(wire::MessageType type, std::span<const std::byte> frame) noexcept;
+  [[nodiscard]] bool opened() noexcept;
   void make_input_space();
   Status write_queue() noexcept;
   void flush() noexcept;
@@ -147,9 +166,11 @@ class Connection final : EventLoop::FdHandler, EventLoop::TurnEndHandler {
   std::uint32_t events_{0};
   EventLoop::TimerId connect_timer_{0};
   TimePoint last_received_;
-  std::optional<Error> failure_;  // waits for the turn's end to be told
-  bool* destroyed_{nullptr};      // set while a listener call is on the stack
-  std::vector<std::byte> in_;     // bytes [in_begin_, in_end_) have come and are not yet delivered
+  std::optional<Handshake> handshake_;           // until both sides have proved themselves
+  std::optional<FrameMac> sending_, receiving_;  // after that
+  std::optional<Error> failure_;                 // waits for the turn's end to be told
+  bool* destroyed_{nullptr};                     // set while a listener call is on the stack
+  std::vector<std::byte> in_;  // bytes [in_begin_, in_end_) have come and are not yet delivered
   std::size_t in_begin_{0};
   std::size_t in_end_{0};
   std::size_t frame_bytes_{wire::kFrameHeaderBytes};  // of the frame at in_begin_, as far as known

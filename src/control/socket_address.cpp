@@ -57,13 +57,31 @@ std::uint16_t SocketAddress::port() const noexcept {
   return ntohs(address.sin_port);
 }
 
-std::string SocketAddress::to_string() const {
+bool SocketAddress::is_loopback() const noexcept {
+  if (family() == AF_INET) {
+    sockaddr_in address;
+    std::memcpy(&address, &storage_, sizeof address);
+    return ntohl(address.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  if (family() != AF_INET6) return false;
+  sockaddr_in6 address;
+  std::memcpy(&address, &storage_, sizeof address);
+  const in6_addr& ip = address.sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
+}
+
+std::string SocketAddress::host() const {
   std::array<char, NI_MAXHOST> host{};
-  if (::getnameinfo(data(), size_, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0 ||
-      (family() != AF_INET && family() != AF_INET6))
+  if ((family() != AF_INET && family() != AF_INET6) ||
+      ::getnameinfo(data(), size_, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0)
     return fmt::format("address family {}", family());
-  if (family() == AF_INET6) return fmt::format("[{}]:{}", host.data(), port());
-  return fmt::format("{}:{}", host.data(), port());
+  return host.data();
+}
+
+std::string SocketAddress::to_string() const {
+  if (family() == AF_INET6) return fmt::format("[{}]:{}", host(), port());
+  if (family() == AF_INET) return fmt::format("{}:{}", host(), port());
+  return host();
 }
 
 }  // namespace kvshard

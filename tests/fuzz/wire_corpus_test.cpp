@@ -9,8 +9,6 @@
 
 #include "wire/samples.hpp"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-
 namespace kvshard::wire {
 namespace {
 
@@ -26,19 +24,8 @@ const fs::path& corpus() {
   return path;
 }
 
-// acceptance 42
-TEST(WireFuzzTest, CorpusReplays) {
-  std::size_t replayed = 0;
-  for (const auto& entry : fs::directory_iterator{corpus()}) {
-    const std::string input = read_file(entry.path());
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(input.data()), input.size());
-    ++replayed;
-  }
-  EXPECT_GT(replayed, 0U) << corpus();
-}
-
 // The fuzzer starts from valid messages. KVSHARD_UPDATE_CORPUS=1 writes them anew.
-TEST(WireFuzzTest, CorpusHoldsEveryMessage) {
+TEST(WireCorpusTest, CorpusHoldsEveryMessage) {
   const bool update = std::getenv("KVSHARD_UPDATE_CORPUS") != nullptr;
   for_each_sample([&](const char* name, const auto& message) {
     const auto frame = frame_of(message);
