@@ -7,6 +7,7 @@ packages=(
   libucx-dev libspdlog-dev libfmt-dev libssl-dev       # the library
   nlohmann-json3-dev libcli11-dev                      # registry, tools
   libgtest-dev libgmock-dev libbenchmark-dev           # tests and benches
+  etcd-server                                          # a registry in tests
   clang-format clang-tidy python3 iproute2             # checks; a network to cut in tests
 )
 
@@ -26,6 +27,16 @@ fi
 echo "== packages: installing ${missing[*]}"
 as_root=()
 [[ $(id -u) == 0 ]] || as_root=(sudo)
+# Debian starts a service as it installs it, and enables it; etcd is here for tests to start.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy ]]; then
+  trap '"${as_root[@]}" rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" > /dev/null
+  "${as_root[@]}" chmod 755 "$policy"
+fi
 "${as_root[@]}" apt-get update -qq
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -qq -y --no-install-recommends "${missing[@]}" > /dev/null
+if [[ -d /run/systemd/system && " ${missing[*]} " == *" etcd-server "* ]]; then
+  "${as_root[@]}" systemctl disable -q etcd
+fi
