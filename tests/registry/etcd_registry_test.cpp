@@ -5,6 +5,7 @@
 #include "kvshard/log.hpp"
 #include "registry/etcd_cluster.hpp"
 #include "registry/etcd_json.hpp"
+#include "registry/rank_json.hpp"
 #include "support/registry_examples.hpp"
 
 // What etcd does beyond what every registry does.
@@ -66,7 +67,8 @@ TEST_F(EtcdRegistryTest, ARankWhoseLeaseIsLostIsListedUnderANewOne) {
   EXPECT_EQ(listed(), 1U);
   EXPECT_NE(lease_of(rank), lease);
   // A key that somebody wrote without a lease would stay for ever.
-  put(etcd::rank_key(kPrefix, rank), "");
+  put(etcd::rank_key(kPrefix, rank), encode_rank(rank));
+  EXPECT_EQ(lease_of(rank), 0);
   ASSERT_TRUE(registry_->renew(rank, kRegistryLimit));
   EXPECT_NE(lease_of(rank), 0);
 }

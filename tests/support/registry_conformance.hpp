@@ -177,6 +177,25 @@ TEST_P(RegistryConformance, ALaterIncarnationTakesThePlaceAndTheEarlierIsTold) {
   EXPECT_EQ(listed().front(), successor);
 }
 
+TEST_P(RegistryConformance, ARenewalDisplacesNobodyWhoeverIsFirst) {
+  for (std::uint64_t epoch = 1; epoch <= 16; ++epoch) {
+    auto successor = make_rank(0, 1, epoch);
+    successor.incarnation = 999;
+    {
+      const std::jthread renewal{[&] {
+        const auto renewed = registry_->renew(make_rank(0, 1, epoch), kRegistryLimit);
+        if (!renewed) {
+          EXPECT_EQ(renewed.error().code, ErrorCode::failed_precondition);
+        }
+      }};
+      EXPECT_TRUE(registry_->announce(successor, kRegistryLimit));
+    }
+    auto ranks = listed();
+    std::erase_if(ranks, [epoch](const auto& rank) { return rank.epoch != epoch; });
+    EXPECT_EQ(ranks, std::vector{successor});
+  }
+}
+
 TEST_P(RegistryConformance, ARenewalListsWhatTheRegistryDoesNotKnow) {
   ASSERT_TRUE(registry_->renew(make_rank(0, 1), kRegistryLimit));
   EXPECT_EQ(listed().size(), 1U);
