@@ -155,6 +155,36 @@ void head_slices(benchmark::State& state, CopyJob::Direction direction) {
   measure(state, rig, direction);
 }
 
+// The strided fragments of unlike layouts against whole pages of as many bytes, in turns: `ratio` is the
+// time of whole pages over that of the slices. Rows of state.range(0) bytes, pages of 16 tokens.
+void against_pages(benchmark::State& state, CopyJob::Direction direction, bool interleave) {
+  constexpr std::uint64_t kJobBytes = 4 << 20;
+  const auto row = static_cast<std::uint64_t>(state.range(0));
+  // A slice of half of the heads; or every other token of a pool whose peer interleaves tokens by 1.
+  const FragmentShape slices{
+      .outer = interleave ? 8U : 16U, .outer_stride = 2 * row, .row_bytes = row};
+  Rig strided{interleave ? 16 * row : 32 * row, kJobBytes, slices, 1};
+  Rig whole{slices.bytes(), kJobBytes, {.row_bytes = slices.bytes()}, 1};
+  if (!verify(strided) || !verify(whole)) return state.SkipWithError("bytes differ");
+  std::vector<double> ours, pages;
+  for (auto _ : state) {
+    strided.advance();
+    whole.advance();
+    const auto start = std::chrono::steady_clock::now();
+    const bool first = strided.run(direction);
+    const auto middle = std::chrono::steady_clock::now();
+    const bool second = whole.run(direction);
+    const auto end = std::chrono::steady_clock::now();
+    if (!first || !second) return state.SkipWithError("copy failed");
+    ours.push_back(Nanoseconds{middle - start}.count());
+    pages.push_back(Nanoseconds{end - middle}.count());
+    state.SetIterationTime(std::chrono::duration<double>{middle - start}.count());
+  }
+  state.SetBytesProcessed(static_cast<std::int64_t>(strided.batch.bytes()) * state.iterations());
+  state.counters["ratio"] = median(pages) / median(ours);
+  state.counters["p50_us"] = median(ours) / 1000;
+}
+
 void sizes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"fragment", "job", "checksum", "threads"})->UseManualTime()->MinTime(0.2);
   for (const std::int64_t fragment : {1024, 4096, 16384, 73728})
@@ -168,10 +198,23 @@ void row_sizes(benchmark::internal::Benchmark* bench) {
   for (const std::int64_t row : {64, 128, 256, 1024}) bench->Args({row, 4 << 20, 0, 1});
 }
 
+void slice_rows(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"row"})->UseManualTime()->MinTime(0.2);
+  for (const std::int64_t row : {64, 128, 256, 512, 1024}) bench->Args({row});
+}
+
 BENCHMARK_CAPTURE(pages, gather, CopyJob::Direction::gather)->Apply(sizes);
 BENCHMARK_CAPTURE(pages, scatter, CopyJob::Direction::scatter)->Apply(sizes);
 BENCHMARK_CAPTURE(head_slices, gather, CopyJob::Direction::gather)->Apply(row_sizes);
 BENCHMARK_CAPTURE(head_slices, scatter, CopyJob::Direction::scatter)->Apply(row_sizes);
+BENCHMARK_CAPTURE(against_pages, heads_gather, CopyJob::Direction::gather, false)
+    ->Apply(slice_rows);
+BENCHMARK_CAPTURE(against_pages, heads_scatter, CopyJob::Direction::scatter, false)
+    ->Apply(slice_rows);
+BENCHMARK_CAPTURE(against_pages, tokens_gather, CopyJob::Direction::gather, true)
+    ->Apply(slice_rows);
+BENCHMARK_CAPTURE(against_pages, tokens_scatter, CopyJob::Direction::scatter, true)
+    ->Apply(slice_rows);
 
 }  // namespace
 }  // namespace kvshard

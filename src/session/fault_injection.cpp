@@ -393,12 +393,17 @@ class FaultCopyEngine final : public CopyEngine {
   struct Operation final : CopyListener {
     Operation(FaultCopyEngine& engine_, const CopyJob& job_, CopyListener& listener_)
         : engine{engine_}, job{job_}, listener{listener_} {
-      for (const FragmentBatch& batch : job_.batches) {
+      job.batches = keep(job_.batches, batches);
+      job.sources = keep(job_.sources, sources);
+    }
+    std::span<const FragmentBatch> keep(std::span<const FragmentBatch> from,
+                                        std::vector<FragmentBatch>& to) {
+      for (const FragmentBatch& batch : from) {
         buffers.emplace_back(batch.buffers.begin(), batch.buffers.end());
         offsets.emplace_back(batch.offsets.begin(), batch.offsets.end());
-        batches.push_back({buffers.back(), offsets.back(), batch.shape});
+        to.push_back({buffers.back(), offsets.back(), batch.shape});
       }
-      job.batches = batches;
+      return to;
     }
     void copy_done(Status status) noexcept override {
       const FaultPoint end = job.direction == CopyJob::Direction::gather ? FaultPoint::gather_end
@@ -420,7 +425,7 @@ class FaultCopyEngine final : public CopyEngine {
     std::list<Operation>::iterator self;
     std::list<std::vector<std::byte*>> buffers;  // the caller's may be gone when a held job starts
     std::list<std::vector<std::uint64_t>> offsets;
-    std::vector<FragmentBatch> batches;
+    std::vector<FragmentBatch> batches, sources;
   };
 
   std::unique_ptr<CopyEngine> inner_;
