@@ -34,6 +34,8 @@ Result<json> parse(std::string_view body) {
 Result<std::int64_t> number(const json& object, const char* name) {
   const auto found = object.find(name);
   if (found == object.end()) return 0;
+  if (!found->is_string() && !found->is_number())
+    return wrong(fmt::format("{} is no number", name));
   const std::string text = found->is_string() ? found->get<std::string>() : found->dump();
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -76,6 +78,17 @@ json to_json(const KeyRange& keys) {
   json object{{"key", to_base64(keys.first)}};
   if (!keys.end.empty()) object["range_end"] = to_base64(keys.end);
   return object;
+}
+
+// Never copies what a peer nested, since that recurses.
+Error failure(const json& object, std::string_view otherwise) {
+  constexpr std::int64_t kResourceExhausted = 8;  // gRPC's number
+  const auto message = object.find("message");
+  if (message == object.end() || !message->is_string()) return wrong(otherwise);
+  const bool full = number(object, "code").value_or(0) == kResourceExhausted ||
+                    number(object, "grpc_code").value_or(0) == kResourceExhausted;
+  return Error{full ? ErrorCode::resource_exhausted : ErrorCode::unavailable,
+               printable(message->get_ref<const std::string&>(), kMaxErrorTextBytes)};
 }
 
 void append(std::string& list, const json& item) {
@@ -226,22 +239,16 @@ std::string encode_keep_alive(std::int64_t lease) {
 
 Result<std::chrono::milliseconds> decode_keep_alive(std::string_view body) {
   KVSHARD_TRY(const json object, parse(body));
-  if (object.contains("error")) return decode_failure(200, dump(object["error"]));
+  if (object.contains("error")) return failure(member(object, "error"), "an error without words");
   if (!object.contains("result")) return wrong("neither a result nor an error");
   KVSHARD_TRY(const seconds left, time_to_live(member(object, "result")));
   return left;
 }
 
 Error decode_failure(int status, std::string_view body) {
-  constexpr std::int64_t kResourceExhausted = 8;  // gRPC's number
-  const json object = parse_object(body).value_or(json::object());
-  const auto message = object.find("message");
-  if (message == object.end() || !message->is_string())
-    return wrong(fmt::format("HTTP status {}", status));
-  const bool full = number(object, "code").value_or(0) == kResourceExhausted ||
-                    number(object, "grpc_code").value_or(0) == kResourceExhausted;
-  return Error{full ? ErrorCode::resource_exhausted : ErrorCode::unavailable,
-               printable(message->get_ref<const std::string&>(), kMaxErrorTextBytes)};
+  const auto object = parse_object(body);
+  const auto otherwise = fmt::format("HTTP status {}", status);
+  return object ? failure(object.value(), otherwise) : wrong(otherwise);
 }
 
 }  // namespace kvshard::etcd

@@ -143,6 +143,21 @@ TEST(EtcdAnswerTest, NonsenseIsUnavailable) {
     EXPECT_EQ(decode_keep_alive(body).error().code, ErrorCode::unavailable) << body;
 }
 
+// What copies or prints JSON recurses, and would run out of stack.
+TEST(EtcdAnswerTest, DeepNestingIsNonsenseLikeAnyOther) {
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  for (const char* before :
+       {R"({"TTL":)", R"({"error":)", R"({"header":)", R"({"responses":)", R"({"message":)"}) {
+    const std::string body = before + deep + "}";
+    EXPECT_FALSE(decode_grant(body)) << before;
+    EXPECT_FALSE(decode_keep_alive(body)) << before;
+    EXPECT_EQ(decode_failure(500, body).code, ErrorCode::unavailable) << before;
+    const auto txn = decode_txn(body);
+    EXPECT_TRUE(!txn || txn.value().entries.empty()) << before;
+  }
+  EXPECT_FALSE(decode_keep_alive(R"({"error":{"message":"m","code":)" + deep + "}}"));
+}
+
 TEST(EtcdAnswerTest, LeasesAreReadAsTextOrNumber) {
   const auto lease = decode_grant(R"({"header":{},"ID":"2324035760662608902","TTL":"2"})");
   ASSERT_TRUE(lease);
