@@ -14,9 +14,11 @@
 namespace kvshard::ucx {
 namespace {
 
+// An option's name without the variable's prefix UCX_, and for some without a second one.
 struct Setting {
-  const char* name;  // without the prefix UCX_
+  const char* name;
   const char* value;
+  const char* second_prefix{""};
 };
 
 bool has_rdma_devices() {
@@ -38,16 +40,31 @@ std::vector<Setting> settings_for(const TransportOptions& options) {
   // Without it a get from GPU memory on the same host is emulated, though cuda_ipc could do it.
   if (options.cuda_device >= 0) settings.push_back({"CUDA_IPC_ENABLE_GET_ZCOPY", "on"});
   if (has_rdma_devices()) {
+    // UCX 1.13 looks these up in each transport's own table: it knows RC_RETRY_COUNT, and takes no
+    // notice of RC_VERBS_RETRY_COUNT, though both are variables.
     // The default of 7 retries means for ever on Soft-RoCE: a dead peer would never be reported.
-    settings.push_back({"RC_VERBS_RETRY_COUNT", "6"});
-    settings.push_back({"RC_VERBS_TIMEOUT", "250ms"});
+    settings.push_back({"RC_RETRY_COUNT", "6"});
+    settings.push_back({"RC_TIMEOUT", "250ms"});
     // Keepalive of rc goes over ud; its default of 30 s comes on top of the interval.
-    settings.push_back({"UD_VERBS_TIMEOUT", "2s"});
+    settings.push_back({"UD_TIMEOUT", "2s"});
     // UCX before 1.19 misreads the IP version of RoCE packets, except from mlx5, and drops them
     // all.
-    settings.push_back({"UD_VERBS_ETH_DGID_CHECK", "n"});
+    if (major == 1 && minor < 19) settings.push_back({"UD_ETH_DGID_CHECK", "n"});
+    // Its cache of registrations would leave memory that we withdrew readable by old rkeys. Costs a
+    // registration for each get; later versions use the one that we made (see memory.hpp).
+    if (major == 1 && minor < 16) settings.push_back({"REG_METHODS", "direct", "IB_"});
   }
   return settings;
+}
+
+// All transports' flavours of an option ("UCX_RC_TIMEOUT", "UCX_RC_VERBS_TIMEOUT") count as this one.
+bool user_set(const Setting& setting) {
+  const std::string name = fmt::format("UCX_{}{}", setting.second_prefix, setting.name);
+  const auto flavour_at = name.find('_', std::string_view{"UCX_"}.size()) + 1;
+  for (const auto* const flavour : {"", "VERBS_", "MLX5_"}) {
+    if (std::getenv(std::string{name}.insert(flavour_at, flavour).c_str()) != nullptr) return true;
+  }
+  return false;
 }
 
 struct ConfigDeleter {
@@ -61,10 +78,12 @@ Result<UcpContext> create_context(const TransportOptions& options) {
   if (const auto status = ucp_config_read(nullptr, nullptr, &raw_config); status != UCS_OK)
     return ucx_error("ucp_config_read", status);
   const std::unique_ptr<ucp_config_t, ConfigDeleter> config{raw_config};
-  for (const auto& [name, value] : settings_for(options)) {
-    if (std::getenv(fmt::format("UCX_{}", name).c_str()) != nullptr) continue;  // the user wins
-    if (const auto status = ucp_config_modify(config.get(), name, value); status != UCS_OK)
-      log::info("ucx option not set: {}={}: {}", name, value, ucs_status_string(status));
+  for (const auto& setting : settings_for(options)) {
+    if (user_set(setting)) continue;
+    const auto status = ucp_config_modify(config.get(), setting.name, setting.value);
+    if (status != UCS_OK)
+      log::debug("ucx option not set: {}={}: {}", setting.name, setting.value,
+                 ucs_status_string(status));
   }
 
   ucp_params_t params{};
