@@ -91,42 +91,6 @@ __global__ void touch_kernel(const std::uint64_t* words, std::uint64_t count,
   if (sum == 1) *sink = sum;
 }
 
-// Candidates for kernels::PlainAccess. Hints on both sides at once were slower (docs/benchmarks-gpu.md).
-struct StreamingLoads : kernels::PlainAccess {
-  static __device__ uint4 load(const uint4* from) { return __ldcs(from); }
-};
-struct NoAllocateLoads : kernels::PlainAccess {
-  static __device__ uint4 load(const uint4* from) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
-    return v;
-  }
-};
-// What was read is dropped from the second-level cache first, so that written lines stay there longer and go
-// to memory in larger groups.
-struct EvictFirstLoads : kernels::PlainAccess {
-  static __device__ uint4 load(const uint4* from) {
-    uint4 v;
-    asm volatile(
-        "{\n"
-        ".reg .b64 policy;\n"
-        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-        "ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], policy;\n"
-        "}\n"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-        : "l"(from));
-    return v;
-  }
-};
-struct StreamingStores : kernels::PlainAccess {
-  static __device__ void store(uint4* to, uint4 value) { __stcs(to, value); }
-};
-struct WriteThroughStores : kernels::PlainAccess {
-  static __device__ void store(uint4* to, uint4 value) { __stwt(to, value); }
-};
-
 // As a decode step does: reads weights, all of the memory's speed.
 __global__ void read_kernel(const uint4* words, std::uint64_t count, unsigned* sink) {
   unsigned sum = 0;
@@ -212,13 +176,6 @@ class Bench {
     const auto ours = [&] { CHECK_CUDA(kernels::launch_pull(args, stream_)); };
     report(c, "pull", bytes, verified_pull(bytes, ours), ours, "cudaMemcpyAsync D2D",
            [&] { copy(slot_, other_, bytes); });
-  }
-
-  // Other shapes and other accesses of the kernels than the launchers choose, to choose by.
-  void candidates(const Case& c) {
-    candidates_of<kernels::Move::gather>(c);
-    candidates_of<kernels::Move::scatter>(c);
-    candidates_of<kernels::Move::pull>(c);
   }
 
   // One copy a page, as without kernels of our own.
@@ -453,102 +410,6 @@ class Bench {
     return same(to_fragments(), slot_ + kernels::kHeaderBytes) && sources;
   }
 
-  template <kernels::Move kMove>
-  typename kernels::MoveTypes<kMove>::Params candidate_params(std::uint64_t bytes,
-                                                              std::uint32_t chunk_units) {
-    typename kernels::MoveTypes<kMove>::Params params{};
-    const auto units = static_cast<std::uint32_t>(bytes / 16);
-    const auto pool = kernels::Side::of(fragments_, 16);
-    if constexpr (kMove == kernels::Move::pull) {
-      params.segments[0] = {pool, kernels::Side::of(to_fragments(), 16), 0, 0, units, 0};
-    } else {
-      params.segments[0] = {pool, slot_ + kernels::kHeaderBytes, nullptr, units, 0, 0};
-      params.slots[0] = {slot_, 1, 2, 3, bytes, nullptr, found_};
-      params.slot_count = 1;
-    }
-    params.segment_count = 1;
-    params.chunks = (units + chunk_units - 1) / chunk_units;
-    return params;
-  }
-  template <kernels::Move kMove>
-  void candidate(const Case& c, std::uint64_t bytes, const std::string& name,
-                 const std::function<void()>& ours) {
-    constexpr const char* kWhat = kMove == kernels::Move::gather    ? "gather"
-                                  : kMove == kernels::Move::scatter ? "scatter"
-                                                                    : "pull";
-    std::byte* const payload = slot_ + kernels::kHeaderBytes;
-    Case named = c;
-    named.params += ", " + name;
-    bool verified = false;
-    if constexpr (kMove == kernels::Move::pull) {
-      verified = verified_pull(bytes, ours);
-    } else {
-      fill(slot_, kvshard::slot_bytes_for(bytes), 5);
-      ours();
-      verified = same(fragments_, payload);
-    }
-    report(named, kWhat, bytes, verified, ours, "cudaMemcpyAsync D2D", [&] {
-      if (kMove == kernels::Move::scatter)
-        copy(other_, payload, bytes);
-      else
-        copy(payload, other_, bytes);
-    });
-  }
-  template <kernels::Move kMove, int kThreads, int kUnroll, typename Access = kernels::PlainAccess>
-  void plain_candidate(const Case& c, std::uint64_t bytes, const char* access = "plain") {
-    const auto params = candidate_params<kMove>(bytes, kernels::kWarpSize * kUnroll);
-    constexpr std::uint32_t kWarps = kThreads / kernels::kWarpSize;
-    const std::uint32_t blocks = (params.chunks + kWarps - 1) / kWarps;
-    candidate<kMove>(c, bytes,
-                     std::string{access} + ", " + std::to_string(kThreads) + " threads x " +
-                         std::to_string(kUnroll),
-                     [&] {
-                       if constexpr (kMove == kernels::Move::pull)
-                         kernels::pull_kernel<uint4, kThreads, kUnroll, Access>
-                             <<<blocks, kThreads, 0, stream_>>>(params);
-                       else
-                         kernels::slot_copy_kernel<uint4, kMove == kernels::Move::scatter, false,
-                                                   kThreads, kUnroll, Access>
-                             <<<blocks, kThreads, 0, stream_>>>(params);
-                       CHECK_CUDA(cudaGetLastError());
-                     });
-  }
-  // Not persistent: a warp has one tile, and the hardware balances them.
-  template <kernels::Move kMove, std::uint32_t kTileBytes, std::uint32_t kWarps>
-  void tile_candidate(const Case& c, std::uint64_t bytes) {
-    const auto params = candidate_params<kMove>(bytes, kTileBytes / 16);
-    const std::uint32_t blocks = (params.chunks + kWarps - 1) / kWarps;
-    candidate<kMove>(
-        c, bytes,
-        "bulk, tile of " + std::to_string(kTileBytes) + " B, " + std::to_string(kWarps) + " warps",
-        [&] {
-          kernels::bulk_copy_kernel<kMove, false, kTileBytes, 1, kWarps, 0>
-              <<<blocks, kWarps * kernels::kWarpSize, kWarps*(kTileBytes + 8), stream_>>>(params);
-          CHECK_CUDA(cudaGetLastError());
-        });
-  }
-  template <kernels::Move kMove>
-  void candidates_of(const Case& c) {
-    const std::uint64_t bytes = lay_out(c);
-    plain_candidate<kMove, 128, 1>(c, bytes);
-    plain_candidate<kMove, 128, 2>(c, bytes);
-    plain_candidate<kMove, 256, 1>(c, bytes);
-    plain_candidate<kMove, 512, 1>(c, bytes);
-    plain_candidate<kMove, 1024, 1>(c, bytes);
-    plain_candidate<kMove, 256, 1, StreamingLoads>(c, bytes, "streaming loads");
-    plain_candidate<kMove, 256, 1, NoAllocateLoads>(c, bytes, "no-allocate loads");
-    plain_candidate<kMove, 256, 1, EvictFirstLoads>(c, bytes, "evict-first loads");
-    plain_candidate<kMove, 128, 2, EvictFirstLoads>(c, bytes, "evict-first loads");
-    plain_candidate<kMove, 256, 1, StreamingStores>(c, bytes, "streaming stores");
-    plain_candidate<kMove, 256, 1, WriteThroughStores>(c, bytes, "write-through stores");
-    if (!bulk_ || c.shape.row_bytes < kKiB) return;
-    tile_candidate<kMove, 1024, 1>(c, bytes);
-    tile_candidate<kMove, 2048, 1>(c, bytes);
-    tile_candidate<kMove, 4096, 1>(c, bytes);
-    tile_candidate<kMove, 4096, 2>(c, bytes);
-    tile_candidate<kMove, 8192, 1>(c, bytes);
-  }
-
   double timed(const std::function<void()>& work, bool touched) {
     CHECK_CUDA(cudaMemsetAsync(flush_, 0x5a, kFlushBytes, stream_));
     if (touched) {
@@ -650,16 +511,6 @@ int main(int argc, char** argv) {
       bench.slots({"slot", touched, bytes, shape, fragment, 0, false, repeats, true});
       bench.pull({"page", touched, bytes, shape, fragment, 0, false, repeats, true});
     }
-  for (const std::uint64_t bytes : sizes)
-    for (const std::uint64_t fragment : {1 * kKiB, 16 * kKiB})
-      bench.candidates({"candidate",
-                        named(bytes, fragment),
-                        bytes,
-                        {.row_bytes = fragment},
-                        fragment,
-                        0,
-                        false,
-                        bytes > 100 * kMiB ? 7 : 21});
   for (const std::uint64_t bytes : sizes)
     bench.slots(
         {"checksum", named(bytes, 16 * kKiB), bytes, {.row_bytes = 16 * kKiB}, 16 * kKiB, 0, true});

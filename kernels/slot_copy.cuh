@@ -122,18 +122,6 @@ struct MoveTypes<Move::pull> {
   using Segment = PullSegment;
 };
 
-/// How a plain kernel loads and stores. gpu_copy_bench tries others.
-struct PlainAccess {
-  template <typename Unit>
-  static __device__ Unit load(const Unit* from) {
-    return *from;
-  }
-  template <typename Unit>
-  static __device__ void store(Unit* to, Unit value) {
-    *to = value;
-  }
-};
-
 __device__ inline std::uint64_t checksum_term(std::uint64_t word, std::uint64_t index) {
   const std::uint64_t mixed = word ^ ((index + 1) * kChecksumStep);
   return (mixed & 0xffff'ffffULL) * (mixed >> 32) + (word << 32 | word >> 32);
@@ -202,8 +190,7 @@ __device__ std::uint32_t find_segment(const Params& params, std::uint32_t chunk,
 /// One warp moves 32 * kUnroll consecutive units at a time, all of them on their way before the first is
 /// stored. With no cap a warp has one such chunk, and the hardware balances them. Loads and stores are plain:
 /// with no-allocate or evict-first hints the same kernel is 3 % slower over 2 GiB.
-template <typename Unit, bool kScatter, bool kChecksum, int kThreads, int kUnroll,
-          typename Access = PlainAccess>
+template <typename Unit, bool kScatter, bool kChecksum, int kThreads, int kUnroll>
 __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
     const __grid_constant__ SlotCopyParams params) {
   static_assert(!kChecksum || sizeof(Unit) == 16);
@@ -230,13 +217,13 @@ __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
       if (n >= segment.units) continue;
       auto* const pool = reinterpret_cast<Unit*>(segment.pool.locate(n, sizeof(Unit)));
       auto* const slot = reinterpret_cast<Unit*>(segment.payload) + n;
-      values[k] = Access::load(kScatter ? slot : pool);
+      values[k] = *(kScatter ? slot : pool);
       to[k] = kScatter ? pool : slot;
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k) {
       if (to[k] == nullptr) continue;
-      Access::store(to[k], values[k]);
+      *to[k] = values[k];
       if constexpr (kChecksum)
         sum += checksum_terms(values[k],
                               segment.first_word + 2 * std::uint64_t{first + k * kWarpSize});
@@ -248,7 +235,7 @@ __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
 }
 
 /// The same from page to page.
-template <typename Unit, int kThreads, int kUnroll, typename Access = PlainAccess>
+template <typename Unit, int kThreads, int kUnroll>
 __global__ __launch_bounds__(kThreads) void pull_kernel(const __grid_constant__ PullParams params) {
   constexpr std::uint32_t kWarps = kThreads / kWarpSize;
   const std::uint32_t lane = threadIdx.x % kWarpSize;
@@ -265,13 +252,13 @@ __global__ __launch_bounds__(kThreads) void pull_kernel(const __grid_constant__ 
       const std::uint32_t n = first + k * kWarpSize;
       to[k] = nullptr;
       if (n >= segment.units) continue;
-      values[k] = Access::load(
-          reinterpret_cast<const Unit*>(segment.from.locate(segment.from_unit + n, sizeof(Unit))));
+      values[k] =
+          *reinterpret_cast<const Unit*>(segment.from.locate(segment.from_unit + n, sizeof(Unit)));
       to[k] = reinterpret_cast<Unit*>(segment.to.locate(segment.to_unit + n, sizeof(Unit)));
     }
 #pragma unroll
     for (int k = 0; k < kUnroll; ++k)
-      if (to[k] != nullptr) Access::store(to[k], values[k]);
+      if (to[k] != nullptr) *to[k] = values[k];
   }
 }
 

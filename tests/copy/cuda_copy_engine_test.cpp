@@ -27,6 +27,8 @@ class CudaTestBed final : public CopyTestBed {
   }
   void write(std::byte* to, std::span<const std::byte> from) override {
     EXPECT_CUDA(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyHostToDevice));
+    // From pageable memory that returns before the last bytes have landed, and engines do not wait for it.
+    EXPECT_CUDA(cudaDeviceSynchronize());
   }
   void read(std::span<std::byte> to, const std::byte* from) override {
     EXPECT_CUDA(cudaMemcpy(to.data(), from, to.size(), cudaMemcpyDeviceToHost));

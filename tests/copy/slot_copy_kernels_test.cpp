@@ -30,6 +30,7 @@ class SlotCopyKernelsTest : public GpuTest {
     buffers_.push_back(make_device_buffer(values.size() * sizeof(T)).value());
     EXPECT_EQ(cudaSuccess, cudaMemcpy(buffers_.back().get(), values.data(),
                                       values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    EXPECT_EQ(cudaSuccess, cudaDeviceSynchronize());  // pageable memory: the copy may still run
     return static_cast<T*>(buffers_.back().get());
   }
   static std::vector<std::byte> random_bytes(std::size_t bytes, std::mt19937_64& random) {
@@ -134,6 +135,7 @@ TEST_F(SlotCopyKernelsTest, AGraphReplaysGatherAndScatter) {
   for (int round = 0; round < 3; ++round) {
     source = random_bytes(kPool, random);
     ASSERT_CUDA(cudaMemcpy(from_pool, source.data(), kPool, cudaMemcpyHostToDevice));
+    ASSERT_CUDA(cudaDeviceSynchronize());
     ASSERT_CUDA(cudaGraphLaunch(executable, stream_.get()));
     ASSERT_CUDA(cudaStreamSynchronize(stream_.get()));
     const std::vector<std::byte> bytes = download(slot, slot_bytes_for(payload));

@@ -14,7 +14,10 @@ namespace {
 
 #ifdef KVSHARD_HAVE_CUDA
 Status copy(void* to, const void* from, std::size_t bytes) {
-  const cudaError_t error = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+  cudaError_t error = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+  // From pageable memory that returns before the last bytes have landed, and the ranks' streams do not wait
+  // for it.
+  if (error == cudaSuccess) error = cudaStreamSynchronize(nullptr);
   if (error == cudaSuccess) return {};
   return Error{ErrorCode::internal, std::string{"cudaMemcpy: "} + cudaGetErrorString(error)};
 }

@@ -228,8 +228,8 @@ Result<PoolBlob> describe_cuda_pool(const Pool& pool, int device) {
       KVSHARD_TRY(check_on_device(buffer, blob.buffers.size(), device));
       KVSHARD_TRY(const auto range, driver.range(buffer));
       const auto [base, bytes] = range;
-      const auto known = std::ranges::find(bases, base);
-      if (known == bases.end()) {
+      const auto number = static_cast<std::size_t>(std::ranges::find(bases, base) - bases.begin());
+      if (number == bases.size()) {
         if (bases.size() > std::numeric_limits<std::uint16_t>::max())
           return unsupported(fmt::format("more than {} allocations", bases.size() - 1));
         if (!driver.exportable(base))
@@ -250,8 +250,6 @@ Result<PoolBlob> describe_cuda_pool(const Pool& pool, int device) {
         allocation.bytes = bytes;
         bases.push_back(base);
       }
-      const auto number =
-          known == bases.end() ? bases.size() - 1 : static_cast<std::size_t>(known - bases.begin());
       blob.buffers.push_back({.allocation = static_cast<std::uint16_t>(number),
                               .offset = reinterpret_cast<CUdeviceptr>(buffer) - base});
     }
