@@ -9,6 +9,7 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev           # tests and benches
   etcd-server                                          # a registry in tests
   clang-format clang-tidy python3 iproute2             # checks; a network to cut in tests
+  qemu-system-x86 busybox-static kmod ibverbs-providers  # a guest with RDMA devices: scripts/rdma_vm.sh
 )
 
 if ! command -v dpkg-query > /dev/null; then

@@ -2,6 +2,7 @@
 # Everything that needs no GPU: packages, format and layer checks, then build and tests three times:
 # optimised, with the address and undefined-behaviour sanitizers, with the thread sanitizer. Where nvcc is
 # there, the CUDA code and its tests are compiled too.
+# After the optimised build's tests, those labelled rdma run in a virtual machine with RDMA devices.
 #   scripts/test.sh [preset...]   only these: release, asan, tsan
 # Ends with ctest's summary of the last run; each run has its own above.
 set -euo pipefail
@@ -46,6 +47,16 @@ else
   echo "== cuda: skipped, there is no nvcc"
 fi
 
+# The tests labelled rdma, of a build that is there; alone, since the guest takes both cores.
+rdma_tests() {
+  local status=0
+  echo "== test: label rdma of preset $1, in a virtual machine"
+  KVSHARD_REQUIRE_RDMA=1 scripts/rdma_vm.sh -t 900 \
+    ctest --test-dir "build/$1" -L '^rdma$' --no-tests=error --output-on-failure || status=$?
+  ((status != 125)) || { echo "== rdma: not run, there is no guest (see above)"; status=0; }
+  return "$status"
+}
+
 for preset in "${presets[@]}"; do
   build "$preset"
   run=()
@@ -53,6 +64,7 @@ for preset in "${presets[@]}"; do
   if [[ $preset == tsan ]] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
   echo "== test: preset $preset"
   "${run[@]}" ctest --preset "$preset" --parallel "$jobs" || failed+=("$preset")
+  [[ $preset != release ]] || rdma_tests "$preset" || failed+=(rdma)
 done
 if ((${#failed[@]})); then
   echo "== tests failed in: ${failed[*]}"

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,7 +34,8 @@ struct ClusterOptions {
   PrefillOptions prefill{};
   DecodeOptions decode{};
   TransferPath path{TransferPath::automatic};
-  const Clock* clock{nullptr};  // of the decode rank and of prefill ranks in this process
+  const Clock* clock{nullptr};            // of the decode rank and of prefill ranks in this process
+  std::function<void()> before_decode{};  // called when the prefill ranks are there
 };
 
 /// N prefill ranks and a decode rank, with the allocators that their engines would have.
@@ -54,6 +56,7 @@ class Cluster {
     pool.emplace(geometry);
     DecodeOptions decode_options = options_.decode;
     decode_options.pool = pool->pool();
+    if (options_.before_decode) options_.before_decode();
     auto made = DecodeRank::create(decode_options, make_transport(transport).value(),
                                    make_copy_engine({}).value(), options_.clock);
     EXPECT_TRUE(made.ok()) << (made ? "" : made.error().message);
