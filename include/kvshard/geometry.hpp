@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "kvshard/copy_engine.hpp"
 #include "kvshard/export.hpp"
 #include "kvshard/result.hpp"
 
@@ -129,12 +128,6 @@ KVSHARD_EXPORT Status validate(const Pool& pool);
 /// Errors: failed_precondition naming the first field that does not fit, with both values; invalid_argument
 ///         as validate().
 KVSHARD_EXPORT Status check_compatible(const Geometry& prefill, const Geometry& decode);
-
-/// How `side`'s pages are read or written so that a slot means the same to both: rows in [token][head]
-/// order, or in [head][token] order when both pools are packed head-major and so whole pages can be copied.
-/// Requires check_compatible(). Pass the same pair on both sides; `side` is one of the two.
-KVSHARD_EXPORT FragmentShape page_shape(const BufferGroup& side, const BufferGroup& prefill,
-                                        const BufferGroup& decode) noexcept;
 
 /// What all ranks of a side have in common, as (name, value) text, for a registry and for people: totals and
 /// how tokens are cut, not which share this rank has. Group fields are named "<group name>.<field>".

@@ -23,12 +23,6 @@ Strides packed_strides(const BufferGroup& group) noexcept {
   return {group.heads * head_bytes, head_bytes, group.page_bytes()};
 }
 
-bool packed_head_major(const BufferGroup& group) noexcept {
-  const auto [token, head, page] = strides(group);
-  return group.order == PageOrder::head_major && token == group.head_bytes &&
-         head == group.page_size * std::uint64_t{group.head_bytes};
-}
-
 Error invalid(std::string message) {
   return Error{ErrorCode::invalid_argument, "geometry: " + std::move(message)};
 }
@@ -269,21 +263,6 @@ Status check_compatible(const Geometry& prefill, const Geometry& decode) {
   for (std::size_t g = 0; g < prefill.groups.size(); ++g)
     KVSHARD_TRY(TokenMap::create(prefill.groups[g], decode.groups[g]));
   return {};
-}
-
-FragmentShape page_shape(const BufferGroup& side, const BufferGroup& prefill,
-                         const BufferGroup& decode) noexcept {
-  const FragmentShape whole{.row_bytes = side.page_bytes()};
-  if (packed_head_major(prefill) && packed_head_major(decode)) return whole;
-
-  // Rows in [token][head] order, joined where they touch.
-  const auto [token_stride, head_stride, page_stride] = strides(side);
-  const std::uint64_t token_bytes = std::uint64_t{side.heads} * side.head_bytes;
-  if (side.heads > 1 && head_stride != side.head_bytes)
-    return {side.page_size, token_stride, side.heads, head_stride, side.head_bytes};
-  if (side.page_size > 1 && token_stride != token_bytes)
-    return {side.page_size, token_stride, 1, 0, token_bytes};
-  return whole;
 }
 
 }  // namespace kvshard

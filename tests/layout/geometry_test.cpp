@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -308,108 +306,6 @@ TEST(GeometryTest, GroupsOfATableAgreeOnWhatAPageIs) {
 TEST(GeometryTest, NamesItsEnumerators) {
   EXPECT_EQ(to_string(ElementType::f8_e4m3), "f8_e4m3");
   EXPECT_EQ(to_string(PageOrder::head_major), "head_major");
-}
-
-TEST(PageShapeTest, CopiesAWholePageWhereBothSidesArePackedAlike) {
-  const FragmentShape whole{1, 0, 1, 0, 512};
-  for (const PageOrder order : {PageOrder::token_major, PageOrder::head_major}) {
-    const BufferGroup packed = group(order);
-    BufferGroup spaced = packed;
-    spaced.page_stride = 4096;  // pages apart, each in one piece
-    EXPECT_EQ(page_shape(packed, packed, spaced), whole) << to_string(order);
-    EXPECT_EQ(page_shape(spaced, packed, spaced), whole) << to_string(order);
-  }
-}
-
-TEST(PageShapeTest, JoinsRowsThatTouch) {
-  BufferGroup spaced_tokens = group();
-  spaced_tokens.token_stride = 100;
-  spaced_tokens.page_stride = 1000;
-  EXPECT_EQ(page_shape(spaced_tokens, spaced_tokens, group()), (FragmentShape{8, 100, 1, 0, 64}));
-  BufferGroup spaced_heads = spaced_tokens;
-  spaced_heads.head_stride = 20;
-  EXPECT_EQ(page_shape(spaced_heads, spaced_heads, group()), (FragmentShape{8, 100, 4, 20, 16}));
-  EXPECT_EQ(page_shape(group(), spaced_heads, group()), (FragmentShape{1, 0, 1, 0, 512}));
-}
-
-// Copies a page of `from` to a slot and on to a page of `to`, row by row as the shapes say.
-void move_page(const BufferGroup& from, const BufferGroup& to, const std::vector<int>& source,
-               std::vector<int>& destination) {
-  const auto rows = [](const FragmentShape& shape, auto call) {
-    std::uint64_t slot = 0;
-    for (std::uint32_t outer = 0; outer < shape.outer; ++outer) {
-      for (std::uint32_t inner = 0; inner < shape.inner; ++inner) {
-        for (std::uint64_t byte = 0; byte < shape.row_bytes; ++byte)
-          call(outer * shape.outer_stride + inner * shape.inner_stride + byte, slot++);
-      }
-    }
-    EXPECT_EQ(slot, shape.bytes());
-  };
-  std::vector<int> slot(from.page_bytes(), -1);
-  rows(page_shape(from, from, to),
-       [&](std::uint64_t at, std::uint64_t in_slot) { slot.at(in_slot) = source.at(at); });
-  rows(page_shape(to, from, to),
-       [&](std::uint64_t at, std::uint64_t in_slot) { destination.at(at) = slot.at(in_slot); });
-}
-
-// acceptance 15, 20
-TEST(PageShapeTest, BringsEveryByteFromAnyLayoutToItsPlaceInAnyOther) {
-  struct Layout {
-    PageOrder order;
-    std::uint64_t token, head, page;
-  };
-  const std::vector<Layout> layouts{
-      {PageOrder::token_major, 0, 0, 0},  {PageOrder::head_major, 0, 0, 0},
-      {PageOrder::token_major, 9, 2, 64}, {PageOrder::token_major, 10, 3, 64},
-      {PageOrder::token_major, 0, 0, 64}, {PageOrder::head_major, 2, 12, 64},
-      {PageOrder::head_major, 3, 20, 90}, {PageOrder::head_major, 2, 100, 8}};
-  for (const std::uint32_t heads : {1U, 3U}) {
-    for (const std::uint32_t page_size : {1U, 4U}) {
-      for (const Layout& from_layout : layouts) {
-        for (const Layout& to_layout : layouts) {
-          const auto make = [&](const Layout& layout) {
-            BufferGroup made = group(layout.order);
-            made.heads = heads;
-            made.head_bytes = 2;
-            made.page_size = page_size;
-            made.token_stride = layout.token;
-            made.head_stride = layout.head;
-            made.page_stride = layout.page;
-            made.page_count = 2;
-            EXPECT_TRUE(validate(geometry(made))) << validate(geometry(made)).error().message;
-            return made;
-          };
-          // Where a byte lies, from the declaration alone.
-          const auto place = [&](const BufferGroup& side, std::uint64_t token, std::uint64_t head,
-                                 std::uint64_t byte) {
-            const bool token_major = side.order == PageOrder::token_major;
-            const std::uint64_t token_stride =
-                side.token_stride != 0 ? side.token_stride : (token_major ? heads * 2U : 2U);
-            const std::uint64_t head_stride =
-                side.head_stride != 0 ? side.head_stride : (token_major ? 2U : page_size * 2U);
-            return token * token_stride + head * head_stride + byte;
-          };
-          const BufferGroup from = make(from_layout);
-          const BufferGroup to = make(to_layout);
-          std::vector<int> source(512);
-          std::iota(source.begin(), source.end(), 1000);
-          std::vector<int> destination(512, -7);
-          std::vector<int> expected = destination;
-          move_page(from, to, source, destination);
-          for (std::uint64_t token = 0; token < page_size; ++token) {
-            for (std::uint64_t head = 0; head < heads; ++head) {
-              for (std::uint64_t byte = 0; byte < 2; ++byte)
-                expected.at(place(to, token, head, byte)) =
-                    source.at(place(from, token, head, byte));
-            }
-          }
-          ASSERT_EQ(destination, expected) << "from " << (&from_layout - layouts.data()) << " to "
-                                           << (&to_layout - layouts.data()) << ", heads " << heads
-                                           << ", page_size " << page_size;
-        }
-      }
-    }
-  }
 }
 
 }  // namespace
