@@ -23,7 +23,7 @@
 
 #include "base/try.hpp"
 #include "kvshard/transport.hpp"
-#include "support/ucx_baseline.hpp"
+#include "bench/ucx_baseline.hpp"
 
 namespace kvshard::bench {
 namespace {
@@ -63,7 +63,7 @@ Status run_owner(int fd) {
   KVSHARD_TRY(auto baseline, UcxBaseline::create(memory));
   KVSHARD_TRY(send_bytes(fd, transport->address()));
   KVSHARD_TRY(send_bytes(fd, registered->packed()));
-  KVSHARD_TRY(send_bytes(fd, baseline->address()));
+  KVSHARD_TRY(send_bytes(fd, baseline->remote().address));
   for (;;) {  // until killed
     // Yielding matters only where other work wants the cores, and then helps both sides alike.
     if (transport->progress() + baseline->progress() == 0) std::this_thread::yield();
@@ -136,7 +136,7 @@ Status run_decode(int fd, TransferPath path, double seconds) {
   KVSHARD_TRY(const auto packed, receive_bytes(fd));
   KVSHARD_TRY(const auto baseline_address, receive_bytes(fd));
   KVSHARD_TRY(decode.endpoint, decode.transport->connect(address, packed, ignore));
-  KVSHARD_TRY(decode.baseline->connect(baseline_address));
+  KVSHARD_TRY(decode.baseline->connect({.address = baseline_address, .slots = {}, .pool = {}}));
   Counter probed;
   KVSHARD_TRY(decode.endpoint->probe(decode.memory, probed));
   while (probed.done == 0) decode.transport->progress();

@@ -42,7 +42,7 @@ FACTORIES = {
 # Headers of other projects: which directories may include them. What is not named here may be included
 # anywhere outside include/kvshard.
 SDKS = {
-    r"uc[pst]/": ["src/transport/ucx"],
+    r"uc[pst]/": ["src/transport/ucx", "tools/bench"],
     r"(cuda|cooperative_groups|cub/|nvtx)": ["src/copy/cuda", "src/transport/ucx", "kernels", "tools", "examples"],
     r"spdlog/": ["src/base"],
     r"openssl/": ["src/control"],

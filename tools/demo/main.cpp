@@ -15,10 +15,10 @@
 #include <set>
 
 #include "base/try.hpp"
-#include "demo/process.hpp"
 #include "demo/roles.hpp"
 #include "kvshard/bootstrap.hpp"
 #include "kvshard/page_allocator.hpp"
+#include "support/process.hpp"
 #include "tiny_llm/generate.hpp"
 #include "tiny_llm/kv.hpp"
 #include "tiny_llm/model.hpp"
@@ -28,6 +28,8 @@ namespace demo {
 namespace {
 
 using namespace kvshard;
+using tools::Process;
+using tools::RankProcess;
 
 struct Options {
   std::vector<std::uint32_t> shard_sizes{1, 2, 4};

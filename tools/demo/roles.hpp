@@ -3,9 +3,12 @@
 #include <cstdint>
 #include <string>
 
-#include "demo/channel.hpp"
+#include "support/channel.hpp"
 
 namespace demo {
+
+using kvshard::tools::Channel;
+using kvshard::tools::Json;
 
 /// What a rank process is told on its command line.
 struct RoleOptions {

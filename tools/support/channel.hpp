@@ -14,15 +14,15 @@
 
 #include "base/unique_fd.hpp"
 
-namespace demo {
+namespace kvshard::tools {
 
 using Json = nlohmann::json;
 
-/// Messages between the demo and the rank processes that it starts: CBOR behind a 32-bit length, over a
+/// Messages between a tool and the rank processes that it starts: CBOR behind a 32-bit length, over a
 /// socket pair. Both ends are ours, so what comes is trusted.
 class Channel {
  public:
-  explicit Channel(kvshard::UniqueFd fd) : fd_{std::move(fd)} {}
+  explicit Channel(UniqueFd fd) : fd_{std::move(fd)} {}
 
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
@@ -63,7 +63,7 @@ class Channel {
     return true;
   }
 
-  kvshard::UniqueFd fd_;
+  UniqueFd fd_;
 };
 
-}  // namespace demo
+}  // namespace kvshard::tools

@@ -12,16 +12,16 @@
 #include <string>
 #include <vector>
 
-#include "demo/channel.hpp"
+#include "support/channel.hpp"
 
-namespace demo {
+namespace kvshard::tools {
 
 /// A child process: told to end, and waited for, when this object goes. It also ends with its parent.
 class Process {
  public:
   /// Runs `arguments` with file descriptor `child_fd` as its number 3; -1 for an empty object.
   Process() = default;
-  Process(const std::vector<std::string>& arguments, kvshard::UniqueFd child_fd) {
+  Process(const std::vector<std::string>& arguments, UniqueFd child_fd) {
     std::vector<char*> argv;
     for (const std::string& argument : arguments)
       argv.push_back(const_cast<char*>(argument.c_str()));
@@ -55,7 +55,7 @@ class Process {
   /// Waits for it to end by itself, for five seconds at most.
   void leave() noexcept {
     if (pid_ <= 0) return;
-    const kvshard::UniqueFd handle{static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))};
+    const UniqueFd handle{static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0))};
     pollfd fd{.fd = handle.get(), .events = POLLIN, .revents = 0};
     if (::poll(&fd, 1, 5'000) != 1) return end(SIGKILL);
     wait();
@@ -75,8 +75,8 @@ class RankProcess {
   explicit RankProcess(const std::vector<std::string>& arguments) {
     int ends[2] = {-1, -1};
     (void)::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
-    channel_.emplace(kvshard::UniqueFd{ends[0]});
-    process_ = Process{arguments, kvshard::UniqueFd{ends[1]}};
+    channel_.emplace(UniqueFd{ends[0]});
+    process_ = Process{arguments, UniqueFd{ends[1]}};
   }
   RankProcess(RankProcess&&) noexcept = default;
   RankProcess& operator=(RankProcess&&) noexcept = default;
@@ -92,4 +92,4 @@ class RankProcess {
   Process process_;
 };
 
-}  // namespace demo
+}  // namespace kvshard::tools

@@ -1,0 +1,142 @@
+// kvshard-bench: how fast pages move here, and why. `pull` measures whole pulls between processes, `sweep`
+// looks for the best staging, `replay` runs a recorded request trace.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "bench/config.hpp"
+#include "bench/pull.hpp"
+#include "bench/report.hpp"
+#include "bench/roles.hpp"
+
+namespace kvshard::bench {
+namespace {
+
+int fail(const Error& error) {
+  fmt::print(stderr, "kvshard-bench: {}: {}\n", to_string(error.code), error.message);
+  return 1;
+}
+
+void add_pull_options(CLI::App& app, PullConfig& config) {
+  std::vector<std::string> models;
+  for (const ModelShape& model : model_shapes()) models.emplace_back(model.name);
+  app.add_option("--model", config.model, "whose KV cache")
+      ->check(CLI::IsMember(models))
+      ->capture_default_str();
+  app.add_option("--layers", config.layers, "so many layers of it; 0: all")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--page-size", config.page_size, "tokens in a page")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--tokens", config.tokens, "tokens of a request")
+      ->check(CLI::Range(1, 1 << 22))
+      ->capture_default_str();
+  app.add_option("--fragmentation", config.fragmentation, "share of pages that lie scattered")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--prefill-tp", config.prefill_tp, "prefill ranks that share heads, of each shard")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--decode-tp", config.decode_tp, "decode ranks, which share heads")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--chunk-tokens", config.chunk_tokens, "published at once; 0: all")
+      ->check(CLI::Range(0, 1 << 22))
+      ->capture_default_str();
+  app.add_option("--concurrency", config.concurrency, "requests pulled at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--path", config.path, "how bytes travel")
+      ->check(CLI::IsMember({"auto", "get", "am", "mapped"}))
+      ->capture_default_str();
+  app.add_option("--memory", config.memory, "where pages and slots lie")
+      ->check(CLI::IsMember({"host", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--devices", config.devices, "GPUs that ranks are spread over")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--repeat", config.repeat, "timed rounds")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--warmup", config.warmup, "rounds before that")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+}
+
+class PullCommand {
+ public:
+  explicit PullCommand(CLI::App& app)
+      : app_{*app.add_subcommand("pull", "whole pulls between rank processes, beside baselines")} {
+    add_pull_options(app_, config_);
+    app_.add_option("--prefill", prefill_, "page shards; several: one measure for each")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    app_.add_option("--slot-bytes", config_.slot_bytes, "KV bytes of a staging slot")
+        ->transform(CLI::AsSizeValue(false))
+        ->capture_default_str();
+    app_.add_option("--slots", config_.slots, "staging slots for each peer")
+        ->check(CLI::Range(1, 256))
+        ->capture_default_str();
+    app_.add_option("--window", config_.window, "slots that one pull may hold on each rank")
+        ->check(CLI::Range(1, 256))
+        ->capture_default_str();
+    app_.add_option("--page-operations", config_.page_operations,
+                    "single-page gets to time as a baseline, at most; 0: none")
+        ->capture_default_str();
+    app_.add_flag("--one-page", one_page_, "requests of one page: latency from PULL to completion");
+    app_.add_flag("!--no-baselines", config_.baselines, "ours only");
+    app_.add_option("--json", json_, "where results go, one line each; -: stdout")
+        ->capture_default_str();
+  }
+
+  [[nodiscard]] bool asked() const { return app_.parsed(); }
+
+  int run() {
+    if (one_page_) {
+      config_.tokens = config_.page_size;
+      if (app_.count("--repeat") == 0) config_.repeat = 1000;
+    }
+    std::string lines;
+    for (const std::uint32_t shards : prefill_) {
+      config_.prefill = shards;
+      const auto result = measure_pull(config_);
+      if (!result) return fail(result.error());
+      fmt::print(stderr, "{}", pull_verdict(*result));
+      lines += result->dump() + "\n";
+    }
+    const Status written = write_text(json_, lines);
+    return written ? 0 : fail(written.error());
+  }
+
+ private:
+  CLI::App& app_;
+  PullConfig config_;
+  std::vector<std::uint32_t> prefill_{1};
+  bool one_page_{false};
+  std::string json_{"-"};
+};
+
+int main(int argc, char** argv) {
+  CLI::App app{"How fast KV pages move here, and why."};
+  app.require_subcommand(1);
+  PullCommand pull{app};
+  const CLI::App* const prefill_rank = app.add_subcommand("prefill-rank", "")->group("");
+  const CLI::App* const decode_rank = app.add_subcommand("decode-rank", "")->group("");
+  CLI11_PARSE(app, argc, argv);
+  if (*prefill_rank || *decode_rank) {
+    Channel channel{UniqueFd{3}};
+    return *prefill_rank ? run_prefill(channel) : run_decode(channel);
+  }
+  return pull.run();
+}
+
+}  // namespace
+}  // namespace kvshard::bench
+
+int main(int argc, char** argv) {
+  return kvshard::bench::main(argc, argv);
+}

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "kvshard/result.hpp"
+
+namespace kvshard::bench {
+
+using Json = nlohmann::json;
+
+/// Times of one thing, in nanoseconds.
+class Samples {
+ public:
+  void add(std::int64_t ns) { ns_.push_back(ns); }
+  [[nodiscard]] std::size_t size() const { return ns_.size(); }
+  /// The smallest sample that at least `share` of all do not exceed. Requires a sample.
+  [[nodiscard]] std::int64_t quantile(double share) const;
+  [[nodiscard]] std::int64_t p50() const { return quantile(0.50); }
+  [[nodiscard]] std::int64_t p99() const { return quantile(0.99); }
+
+ private:
+  std::vector<std::int64_t> ns_;
+};
+
+/// commit, compiler, CUDA, UCX, GPU, CPU.
+Json environment(int device);
+
+/// "12.3 ms" and the like; decimal units.
+std::string human_time(std::int64_t ns);
+std::string human_bytes(std::uint64_t bytes);
+/// As GB/s.
+double gigabytes_per_s(std::uint64_t bytes, std::int64_t ns);
+
+/// Writes to a file, or to stdout for "-".
+Status write_text(const std::string& path, const std::string& text);
+
+}  // namespace kvshard::bench
