@@ -178,6 +178,29 @@ class Bench {
            [&] { copy(slot_, other_, bytes); });
   }
 
+  // Strided fragments against whole pages of as many bytes at the same places.
+  void strided(const Case& c) {
+    for (const bool scatter : {false, true}) {
+      const std::uint64_t bytes = lay_out(c);
+      kernels::Fragments pages = fragments_;
+      pages.outer = pages.inner = 1;
+      pages.row_bytes = c.shape.bytes();
+      const auto launch = [&](const kernels::Fragments& fragments) {
+        const kernels::SlotPiece piece{fragments, 0, 0};
+        const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, found_};
+        const kernels::SlotCopyArgs args{&piece, 1, &slot, 1, 16, c.max_sms, bulk_};
+        CHECK_CUDA(scatter ? kernels::launch_scatter(args, stream_)
+                           : kernels::launch_gather(args, stream_));
+      };
+      fill(slot_, kvshard::slot_bytes_for(bytes), 5);
+      launch(fragments_);
+      const bool verified = same(fragments_, slot_ + kernels::kHeaderBytes);
+      report(
+          c, scatter ? "scatter" : "gather", bytes, verified, [&] { launch(fragments_); },
+          "whole pages of the same bytes", [&] { launch(pages); });
+    }
+  }
+
   // One copy a page, as without kernels of our own.
   void per_page(const Case& c) {
     const std::uint64_t bytes = lay_out(c);
@@ -521,6 +544,16 @@ int main(int argc, char** argv) {
                  bytes / 4,
                  {.outer = 16, .outer_stride = 2048, .row_bytes = 256},
                  32 * kKiB});
+  // What a decode rank takes of a page of 16 tokens: a quarter of the heads, or every other token.
+  for (const std::uint64_t bytes : sizes)
+    for (const std::uint64_t row : {64, 128, 256, 512, 1024})
+      for (const bool tokens : {false, true}) {
+        const FragmentShape shape{
+            .outer = tokens ? 8U : 16U, .outer_stride = (tokens ? 2 : 4) * row, .row_bytes = row};
+        bench.strided({tokens ? "every_other_token" : "quarter_of_heads",
+                       named(bytes / 4, row) + " rows", bytes / 4, shape,
+                       shape.outer * shape.outer_stride});
+      }
   for (const std::uint32_t sms : {1U, 2U, 4U, 8U, 16U})
     for (const std::uint64_t fragment : {4 * kKiB, 16 * kKiB, 72 * kKiB}) {
       const std::uint64_t bytes = sms * 32 * kMiB;
