@@ -96,7 +96,7 @@ struct BufferGroup {
 struct Geometry {
   std::string model_id;  ///< any string; both sides must use the same
   std::vector<BufferGroup> groups;
-  std::uint32_t rank{0};   ///< this rank's number among its side's: spreads decode ranks over replicas
+  std::uint32_t rank{0};   ///< this rank's number among its side's; decides which copy serves it
   std::uint32_t ranks{1};  ///< of its side
 
   friend bool operator==(const Geometry&, const Geometry&) = default;
