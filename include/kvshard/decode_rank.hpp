@@ -13,6 +13,7 @@
 #include "kvshard/geometry.hpp"
 #include "kvshard/registry.hpp"
 #include "kvshard/result.hpp"
+#include "kvshard/security.hpp"
 #include "kvshard/transport.hpp"
 #include "kvshard/types.hpp"
 
@@ -48,6 +49,7 @@ struct DecodeOptions {
       50};  ///< back-off after a loss: doubled up to the maximum, jittered
   std::chrono::milliseconds reconnect_max{2'000};
   std::uint32_t max_pulls{65'536};
+  SecurityOptions security;  ///< without a secret, only loopback addresses can be connected to
 };
 
 /// How one source rank did in one pull. With N sources the slowest decides.

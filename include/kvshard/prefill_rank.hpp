@@ -11,8 +11,10 @@
 #include "kvshard/copy_engine.hpp"
 #include "kvshard/export.hpp"
 #include "kvshard/geometry.hpp"
+#include "kvshard/limits.hpp"
 #include "kvshard/registry.hpp"
 #include "kvshard/result.hpp"
+#include "kvshard/security.hpp"
 #include "kvshard/transport.hpp"
 #include "kvshard/types.hpp"
 
@@ -47,8 +49,8 @@ struct PrefillOptions {
   std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
 
   std::uint32_t max_rooms{65'536};
-  std::uint32_t max_peers{1'024};
-  std::uint32_t max_pulls_per_peer{16'384};  ///< running and waiting together
+  SecurityOptions security;  ///< without a secret, listen_host must be a loopback address
+  ControlLimits limits;      ///< on what peers can make this rank hold
 };
 
 /// Positions whose KV is ready, or will be when `ready` fires.
@@ -82,7 +84,10 @@ struct PrefillStats {
   std::uint64_t stale_commits{0};
   std::uint64_t late_messages{0};  ///< about pulls that had ended; answered or ignored
   std::uint64_t peers_refused{0}, peers_lost{0};
-  std::uint64_t rooms{0}, leases{0}, pulls_waiting{0}, slots_in_use{0}, peers{0};  // gauges
+  std::uint64_t handshakes_ended{0};  ///< that took too long, or gave way to newer ones
+  // Gauges.
+  std::uint64_t rooms{0}, leases{0}, pulls_waiting{0}, slots_in_use{0};
+  std::uint64_t peers{0};  ///< with those in a handshake
 };
 
 /// The prefill side: lets decode ranks pull the pages that this rank owns.

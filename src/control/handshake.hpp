@@ -13,7 +13,7 @@
 #include "wire/codec.hpp"
 
 // How two sides prove to each other that they share a secret, and how every frame is protected from
-// then on; docs/wire_format.md, section 2. Pure: bytes in, bytes out.
+// then on; docs/wire_format.md, section 5. Pure: bytes in, bytes out.
 namespace kvshard {
 
 /// The MAC of one direction's frames. Each covers the frame's number too, so that a frame that was

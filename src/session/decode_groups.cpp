@@ -74,7 +74,8 @@ void DecodeRank::Impl::open_session(Peer& peer) {
   const auto address =
       SocketAddress::parse(peer.member.host, peer.member.port);  // checked by connect()
   auto connection =
-      Connection::connect(thread_->loop(), *address, now() + options_.peer_timeout, session);
+      Connection::connect(thread_->loop(), *address, now() + options_.peer_timeout, session, {},
+                          authority_->secrets());
   if (!connection) return lose(session, std::move(connection).error());
   session.connection = std::move(connection).value();
 }
@@ -369,15 +370,21 @@ void DecodeRank::Impl::refuse(Session& session, Error error) {
 }
 
 void DecodeRank::Impl::on_bye(Session& session, wire::Bye& bye) {
-  if (!session.peer.ready && is_permanent(bye.error.code)) {
+  connection_lost(session, std::move(bye.error));
+}
+
+// A peer that said why, or that could not prove itself: connect() need not wait for another attempt.
+void DecodeRank::Impl::connection_lost(Session& session, Error error) noexcept {
+  if (session.lost) return;
+  if (!session.peer.ready && is_permanent(error.code)) {
     const MutexLock lock{front_mutex_};
     if (const auto found = front_groups_.find(static_cast<std::uint64_t>(session.peer.group->id));
         found != front_groups_.end()) {
-      found->second.refused = bye.error;
+      found->second.refused = error;
     }
     front_changed_.notify_all();
   }
-  lose(session, std::move(bye.error));
+  lose(session, std::move(error));
 }
 
 }  // namespace kvshard

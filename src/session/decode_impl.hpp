@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/mutex.hpp"
 #include "base/random.hpp"
+#include "control/authority.hpp"
 #include "control/connection.hpp"
 #include "kvshard/decode_rank.hpp"
 #include "kvshard/pool_mapping.hpp"
@@ -82,7 +83,9 @@ class DecodeRank::Impl {
                           std::span<const std::byte> payload) noexcept override {
       rank.on_frame(*this, type, payload);
     }
-    void connection_closed(Error error) noexcept override { rank.lose(*this, std::move(error)); }
+    void connection_closed(Error error) noexcept override {
+      rank.connection_lost(*this, std::move(error));
+    }
     void endpoint_failed(Error error) noexcept override { rank.lose(*this, std::move(error)); }
     void transfer_done(Status status) noexcept override { rank.probed(*this, std::move(status)); }
 
@@ -246,6 +249,7 @@ class DecodeRank::Impl {
   void drop_retired() noexcept;
   void refuse(Session& session, Error error);
   void on_bye(Session& session, wire::Bye& bye);
+  void connection_lost(Session& session, Error error) noexcept;
 
   // Pulls.
   Status place(Pull& pull, const PullPages& pages) KVSHARD_REQUIRES(front_mutex_);
@@ -308,6 +312,7 @@ class DecodeRank::Impl {
   mutable DecodeStats stats_;
 
   std::unique_ptr<StagingMemory> landing_memory_;
+  std::optional<Authority> authority_;  // set by start(), then constant but for its secrets()
   std::unique_ptr<ProgressThread> thread_;
   std::unique_ptr<RegisteredMemory> landing_registered_;
   std::span<std::byte> probe_memory_;

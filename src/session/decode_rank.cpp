@@ -46,6 +46,7 @@ Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options,
 
 Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport,
                                std::unique_ptr<CopyEngine> engine) {
+  KVSHARD_TRY(authority_, Authority::create(options_.security));
   KVSHARD_TRY(events_.open());
   for (const BufferGroup& group : options_.pool.geometry.groups) {
     const auto known = std::ranges::find(own_tables_, group.table, &OwnTable::number);
@@ -100,8 +101,10 @@ DecodeRank::Impl::~Impl() {
 Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
                                           std::chrono::milliseconds deadline) {
   KVSHARD_TRY(validate(spec));
-  for (const GroupMember& member : spec.members)
-    KVSHARD_TRY(SocketAddress::parse(member.host, member.port));
+  for (const GroupMember& member : spec.members) {
+    KVSHARD_TRY(const auto address, SocketAddress::parse(member.host, member.port));
+    KVSHARD_TRY(authority_->check(address));
+  }
   const auto until = std::chrono::steady_clock::now() + bounded(deadline);
 
   std::unique_lock lock{front_mutex_};
@@ -117,8 +120,8 @@ Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
   const std::uint64_t id = found->first;
   FrontGroup& group = found->second;
   ++group.waiters;  // nobody erases the entry while it is above 0
-  const bool in_time = front_changed_.wait_until(
-      lock, until, [&] { return group.ready || group.refused || closing_; });
+  const bool in_time = thread_->wait(
+      front_changed_, lock, until, [&] { return group.ready || group.refused || closing_; });
   --group.waiters;
   if (group.ready && !group.refused) return GroupId{id};
   Error error = group.refused ? *group.refused
@@ -331,7 +334,7 @@ void DecodeRank::Impl::close() noexcept {
       post([this] { begin_close(); });
     }
     front_changed_.notify_all();
-    front_changed_.wait(lock, [this] { return closed_; });
+    thread_->wait(front_changed_, lock, std::nullopt, [this] { return closed_; });
   }
   thread_->stop();
 }

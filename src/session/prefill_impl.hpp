@@ -2,13 +2,17 @@
 
 #include <condition_variable>
 #include <deque>
+#include <list>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/log_limit.hpp"
 #include "base/mutex.hpp"
 #include "base/random.hpp"
+#include "control/admission.hpp"
+#include "control/authority.hpp"
 #include "control/connection.hpp"
 #include "kvshard/pool_mapping.hpp"
 #include "kvshard/prefill_rank.hpp"
@@ -135,6 +139,12 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     TimePoint deadline{};  // for COMMIT
   };
 
+  struct WaitingPull {
+    std::uint64_t peer;
+    wire::Pull pull;
+    TimePoint deadline;
+  };
+
   // One decode rank's control connection.
   struct Peer final : ConnectionListener {
     Peer(Impl& rank_, std::uint64_t id_, std::string name_)
@@ -145,14 +155,13 @@ class PrefillRank::Impl final : public SlotTable::Owner {
       rank.on_frame(*this, type, payload);
     }
     void connection_closed(Error error) noexcept override {
-      rank.lose_peer(*this, std::move(error));
+      rank.connection_lost(*this, std::move(error));
     }
 
     Impl& rank;
     std::uint64_t id;
     std::string name;
     std::unique_ptr<Connection> connection;
-    TimePoint connected_at{};
     TimePoint ping_due{};
     std::uint64_t pings{0};
     bool welcomed{false};
@@ -161,15 +170,10 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     bool mapped{false};            // it copies from the pool itself
     std::uint64_t capacity{0};
     std::unordered_map<std::uint64_t, std::uint64_t> leases;  // pull -> lease id
-    std::unordered_map<std::uint64_t, RoomId> waiting;  // pulls of rooms that are not open yet
+    // Pulls of rooms that are not open yet, in waiting_.
+    std::unordered_map<std::uint64_t, std::list<WaitingPull>::iterator> waiting;
     std::uint32_t slots{0};
     std::deque<std::uint64_t> parked;  // leases that wait for this peer's share of slots
-  };
-
-  struct WaitingPull {
-    std::uint64_t peer;
-    wire::Pull pull;
-    TimePoint deadline;
   };
 
   // Control.
@@ -188,6 +192,9 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   void on_abort(Peer& peer, wire::Abort& abort);
   void stop_waiting(Peer& peer, std::uint64_t pull);
   void refuse(Peer& peer, Error error);
+  void log_refusal(const Peer& peer, const Error& error);
+  void connection_lost(Peer& peer, Error error) noexcept;
+  void end_handshake(std::uint64_t peer, Error error);
   void lose_peer(Peer& peer, Error error) noexcept;
 
   // Rooms and leases.
@@ -246,11 +253,14 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::unique_ptr<ProgressThread> thread_;
   std::unique_ptr<RegisteredMemory> staging_;
   std::optional<SlotTable> slots_;
+  std::optional<Authority> authority_;  // set by start()
+  Admission admission_{options_.limits};
+  log::Limit refusals_;
   std::unique_ptr<Listener> listener_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Peer>> peers_;
   std::unordered_map<RoomId, std::unique_ptr<Room>> rooms_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
-  std::unordered_map<RoomId, std::vector<WaitingPull>> waiting_;
+  std::unordered_map<RoomId, std::list<WaitingPull>> waiting_;
   struct Ended {
     std::uint64_t number;  // tells a room's last end from one before it was opened again
     std::string why;

@@ -7,15 +7,17 @@
 namespace kvshard {
 
 void PrefillRank::Impl::on_accept(UniqueFd fd, std::string name) {
-  if (peers_.size() >= options_.max_peers || draining_) {
-    counters::add(stats_.peers_refused);
-    return;  // the socket closes
-  }
+  if (draining_) return;  // the socket closes
+  const auto address = SocketAddress::remote(fd.get());
+  if (!address) return;  // it has gone already
   auto peer = std::make_shared<Peer>(*this, next_peer_++, std::move(name));
-  auto connection = Connection::adopt(thread_->loop(), std::move(fd), *peer);
+  auto connection = Connection::adopt(thread_->loop(), std::move(fd), *peer,
+                                      {.max_queued_bytes = options_.limits.max_queued_bytes},
+                                      authority_->secrets());
   if (!connection) return;
+  if (const auto oldest = admission_.arrive(peer->id, address->host(), now()))
+    end_handshake(*oldest, {ErrorCode::resource_exhausted, "too many handshakes are in flight"});
   peer->connection = std::move(connection).value();
-  peer->connected_at = now();
   peer->ping_due = now() + options_.heartbeat;
   counters::add(stats_.peers);
   peers_.emplace(peer->id, std::move(peer));
@@ -59,11 +61,29 @@ void PrefillRank::Impl::on_frame(Peer& peer, wire::MessageType type,
 }
 
 void PrefillRank::Impl::refuse(Peer& peer, Error error) {
-  counters::add(stats_.peers_refused);
-  log::warning("peer refused: {}: {}", peer.name, error.message);
+  log_refusal(peer, error);
   (void)peer.connection->send(wire::Bye{error});
   peer.connection->flush_and_close();
   lose_peer(peer, std::move(error));
+}
+
+void PrefillRank::Impl::log_refusal(const Peer& peer, const Error& error) {
+  counters::add(stats_.peers_refused);
+  if (const auto held_back = refusals_.pass(now())) {
+    log::warning("peer refused: {}: {}{}", peer.name, error.message,
+                 *held_back == 0 ? "" : fmt::format(" ({} lines like this held back)", *held_back));
+  }
+}
+
+// What ends a handshake but for the peer's own will: a wrong secret, no kvshard peer at all.
+void PrefillRank::Impl::connection_lost(Peer& peer, Error error) noexcept {
+  if (!peer.welcomed && error.code != ErrorCode::unavailable) log_refusal(peer, error);
+  lose_peer(peer, std::move(error));
+}
+
+void PrefillRank::Impl::end_handshake(std::uint64_t peer, Error error) {
+  counters::add(stats_.handshakes_ended);
+  lose_peer(*peers_.at(peer), std::move(error));
 }
 
 void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
@@ -71,6 +91,7 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
   if (found == peers_.end()) return;
   const std::shared_ptr<Peer> keep = found->second;  // we may be inside one of its calls
   peers_.erase(found);
+  admission_.leave(peer.id);
   counters::subtract(stats_.peers);
   if (peer.welcomed) {
     --welcomed_;
@@ -116,16 +137,13 @@ Status PrefillRank::Impl::check_hello(const wire::Hello& hello) const {
 void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload) {
   const auto versions = wire::decode_hello_prefix(payload);
   if (!versions) return refuse(peer, versions.error());
-  if (versions->version_min > wire::kProtocolVersion ||
-      versions->version_max < wire::kProtocolVersion) {
-    return refuse(peer, Error{ErrorCode::failed_precondition,
-                              fmt::format("protocol version: decode speaks {} to {}, prefill {}",
-                                          versions->version_min, versions->version_max,
-                                          wire::kProtocolVersion)});
-  }
+  if (const auto version = wire::choose_version(*versions); !version)
+    return refuse(peer, version.error());
   auto hello = wire::decode<wire::Hello>(payload);
   if (!hello) return refuse(peer, std::move(hello).error());
   if (Status fits = check_hello(*hello); !fits) return refuse(peer, std::move(fits).error());
+  if (Status room = admission_.establish(peer.id); !room)
+    return refuse(peer, std::move(room).error());
 
   peer.geometry = std::move(hello->geometry);
   peer.capacity = std::min(options_.slot_payload_bytes, hello->landing_payload_bytes);

@@ -40,6 +40,7 @@ Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options,
   KVSHARD_TRY(check_times({{"lease", options.lease},
                            {"slot_timeout", options.slot_timeout},
                            {"pull_timeout", options.pull_timeout},
+                           {"handshake_timeout", options.limits.handshake_timeout},
                            {"heartbeat", options.heartbeat},
                            {"peer_timeout", options.peer_timeout}},
                           options.heartbeat, options.peer_timeout));
@@ -77,6 +78,9 @@ Result<std::vector<PrefillRank::Impl::OwnTable>> PrefillRank::Impl::own_tables(
 Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
                                 std::unique_ptr<CopyEngine> engine) {
   KVSHARD_TRY(own_tables_, own_tables(options_.pool.geometry));
+  KVSHARD_TRY(const auto address, SocketAddress::parse(options_.listen_host, options_.listen_port));
+  KVSHARD_TRY(authority_, Authority::create(options_.security));
+  KVSHARD_TRY(authority_->check(address));
   KVSHARD_TRY(events_.open());
   slot_stride_ = (slot_bytes_for(options_.slot_payload_bytes) + 4095) / 4096 * 4096;
   KVSHARD_TRY(staging_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
@@ -94,7 +98,6 @@ Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
                                                              staging_memory_->kind()));
   KVSHARD_TRY(thread_->transport().serve(*staging_));
   slots_.emplace(*this, staging_memory_->bytes().data(), options_.slots, slot_stride_);
-  KVSHARD_TRY(const auto address, SocketAddress::parse(options_.listen_host, options_.listen_port));
   KVSHARD_TRY(listener_,
               Listener::create(thread_->loop(), address, [this](UniqueFd fd, std::string name) {
                 on_accept(std::move(fd), std::move(name));
@@ -258,10 +261,10 @@ void PrefillRank::Impl::sweep() {
 
   std::vector<std::shared_ptr<Peer>> lost;
   for (auto& [id, peer] : peers_) {
-    const TimePoint heard = peer->welcomed ? peer->connection->last_received() : peer->connected_at;
-    if (time - heard > options_.peer_timeout) {
+    if (!peer->welcomed) continue;
+    if (time - peer->connection->last_received() > options_.peer_timeout) {
       lost.push_back(peer);
-    } else if (peer->welcomed && time >= peer->ping_due) {
+    } else if (time >= peer->ping_due) {
       peer->ping_due = time + options_.heartbeat;
       (void)peer->connection->send(wire::Ping{++peer->pings});
     }
@@ -269,6 +272,11 @@ void PrefillRank::Impl::sweep() {
   for (const auto& peer : lost) {
     lose_peer(*peer, Error{ErrorCode::unavailable, fmt::format("silent for more than {} ms",
                                                                options_.peer_timeout.count())});
+  }
+  while (const auto late = admission_.overdue(time)) {
+    end_handshake(*late, {ErrorCode::deadline_exceeded,
+                          fmt::format("its handshake took more than {} ms",
+                                      options_.limits.handshake_timeout.count())});
   }
 
   for (SlotTable::Slot& slot : *slots_) {
@@ -336,7 +344,7 @@ void PrefillRank::Impl::close() noexcept {
       closing_ = true;
       post([this] { begin_close(); });
     }
-    closed_changed_.wait(lock, [this] { return closed_; });
+    thread_->wait(closed_changed_, lock, std::nullopt, [this] { return closed_; });
   }
   thread_->stop();
 }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "session/prefill_impl.hpp"
 
@@ -127,10 +128,12 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
   if (peer.leases.contains(pull.pull) || peer.waiting.contains(pull.pull))
     return refuse(
         peer, Error{ErrorCode::invalid_argument, fmt::format("pull {} exists already", pull.pull)});
-  if (peer.leases.size() + peer.waiting.size() >= options_.max_pulls_per_peer) {
+  if (const std::size_t pulls = peer.leases.size() + peer.waiting.size();
+      pulls >= options_.limits.max_pulls_per_peer) {
     return answer(ErrorCode::resource_exhausted,
-                  fmt::format("{} pulls of this peer are running or waiting",
-                              peer.leases.size() + peer.waiting.size()));
+                  fmt::format("{} pulls of this peer are running or waiting, max_pulls_per_peer "
+                              "is {}",
+                              pulls, options_.limits.max_pulls_per_peer));
   }
   if (const auto room = rooms_.find(pull.room); room != rooms_.end()) {
     claim(peer, *room->second, pull);
@@ -141,9 +144,15 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
     return answer(ErrorCode::unavailable,
                   fmt::format("room {} has ended: {}", index(pull.room), ended->second.why));
   }
-  peer.waiting.emplace(pull.pull, pull.room);
+  if (stats_.pulls_waiting >= options_.limits.max_waiting_pulls) {
+    return answer(ErrorCode::resource_exhausted,
+                  fmt::format("{} pulls wait for their rooms, max_waiting_pulls is {}",
+                              stats_.pulls_waiting, options_.limits.max_waiting_pulls));
+  }
   counters::add(stats_.pulls_waiting);
-  waiting_[pull.room].push_back({peer.id, pull, now() + std::chrono::milliseconds{pull.wait_ms}});
+  auto& waiting = waiting_[pull.room];
+  waiting.push_back({peer.id, pull, now() + std::chrono::milliseconds{pull.wait_ms}});
+  peer.waiting.emplace(pull.pull, std::prev(waiting.end()));
 }
 
 void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
@@ -273,7 +282,8 @@ void PrefillRank::Impl::on_abort(Peer& peer, wire::Abort& abort) {
   }
   if (const auto found = peer.waiting.find(abort.pull); found != peer.waiting.end()) {
     // The room need not wait for this puller when it is opened.
-    if (++given_up_[found->second] == 1) given_up_order_.push_back(found->second);
+    const RoomId room = found->second->pull.room;
+    if (++given_up_[room] == 1) given_up_order_.push_back(room);
     if (given_up_order_.size() > kMaxEndedRooms) {
       given_up_.erase(given_up_order_.front());
       given_up_order_.pop_front();
@@ -284,13 +294,10 @@ void PrefillRank::Impl::on_abort(Peer& peer, wire::Abort& abort) {
 }
 
 void PrefillRank::Impl::stop_waiting(Peer& peer, std::uint64_t pull) {
-  const auto room = peer.waiting.find(pull);
-  const auto found = waiting_.find(room->second);
-  peer.waiting.erase(room);
-  std::erase_if(found->second, [&](const WaitingPull& waiting) {
-    return waiting.peer == peer.id && waiting.pull.pull == pull;
-  });
-  if (found->second.empty()) waiting_.erase(found);
+  const auto waiting = peer.waiting.extract(pull).mapped();
+  const auto room = waiting_.find(waiting->pull.room);
+  room->second.erase(waiting);
+  if (room->second.empty()) waiting_.erase(room);
   counters::subtract(stats_.pulls_waiting);
 }
 

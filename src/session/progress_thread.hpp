@@ -1,10 +1,15 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/mutex.hpp"
 #include "base/try.hpp"
@@ -13,6 +18,34 @@
 #include "kvshard/transport.hpp"
 
 namespace kvshard {
+
+/// Ranks that are made while one of these lives, on its thread, have no thread of their own: they move when
+/// turn() is called, or when the caller waits in one of their calls. So a run depends on its input only, and
+/// a fuzzer can drive whole ranks. Outlives the ranks.
+class ManualTurns {
+ public:
+  /// `between` runs before each turn of a wait: the peers' part.
+  explicit ManualTurns(std::function<void()> between) : between_{std::move(between)} {
+    current_ = this;
+  }
+  ~ManualTurns() { current_ = nullptr; }
+  ManualTurns(const ManualTurns&) = delete;
+  ManualTurns& operator=(const ManualTurns&) = delete;
+
+  /// One turn of each rank's loop; whether anything happened.
+  bool turn() {
+    bool busy = false;
+    for (EventLoop* const loop : loops_) busy = loop->run_once(Duration{0}) || busy;
+    return busy;
+  }
+  [[nodiscard]] static ManualTurns* current() noexcept { return current_; }
+
+ private:
+  friend class ProgressThread;
+  static inline thread_local ManualTurns* current_{nullptr};
+  std::function<void()> between_;
+  std::vector<EventLoop*> loops_;
+};
 
 /// A rank's one thread, with what only that thread may use: the event loop, transport and copy engine.
 ///
@@ -32,11 +65,13 @@ class ProgressThread {
 
   ~ProgressThread() {
     stop();
+    if (manual_ != nullptr) std::erase(manual_->loops_, loop_.get());
     loop_->remove_poller(copy_poller_);
     loop_->remove_poller(transport_poller_);
   }
 
   void start() {
+    if (manual_ != nullptr) return manual_->loops_.push_back(loop_.get());
     thread_ = std::jthread{[this](std::stop_token token) { loop_->run(std::move(token)); }};
   }
   /// Runs what was posted, then ends the thread. May be called twice.
@@ -46,6 +81,25 @@ class ProgressThread {
     thread_.request_stop();
     loop_->post([] {});  // wakes it
     thread_.join();
+  }
+
+  /// Waits for what the thread does: until `done()`, under `lock`, or until `until` passes, where there is one.
+  /// Returns done().
+  template <typename Lock, typename Done>
+  bool wait(std::condition_variable_any& changed, Lock& lock,
+            std::optional<std::chrono::steady_clock::time_point> until, Done done) {
+    if (manual_ == nullptr) {
+      if (until) return changed.wait_until(lock, *until, done);
+      changed.wait(lock, done);
+      return true;
+    }
+    for (int turns = 0; turns < kManualWait && !done(); ++turns) {
+      lock.unlock();
+      manual_->between_();
+      manual_->turn();
+      lock.lock();
+    }
+    return done();
   }
 
   [[nodiscard]] EventLoop& loop() noexcept { return *loop_; }
@@ -76,6 +130,9 @@ class ProgressThread {
                  std::unique_ptr<EventLoop> loop) noexcept
       : transport_{std::move(transport)}, engine_{std::move(engine)}, loop_{std::move(loop)} {}
 
+  static constexpr int kManualWait = 256;  // turns; nothing here takes as many
+
+  ManualTurns* const manual_{ManualTurns::current()};
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<CopyEngine> engine_;
   std::unique_ptr<EventLoop> loop_;

@@ -590,7 +590,7 @@ TEST(FaultTest, AThousandPullsThroughOneSlotEndInOrder) {
 TEST(FaultTest, CapsAreAnsweredWithResourceExhausted) {
   FaultSetup setup;
   setup.prefill.max_rooms = 2;
-  setup.prefill.max_pulls_per_peer = 3;
+  setup.prefill.limits.max_pulls_per_peer = 3;
   setup.decode.max_pulls = 5;
   FaultCluster cluster{setup};
   ASSERT_TRUE(cluster.start().ok());
