@@ -132,6 +132,8 @@ class KVSHARD_EXPORT CopyEngine {
   virtual std::size_t progress() noexcept = 0;
   /// Jobs taken and not ended.
   [[nodiscard]] virtual std::size_t in_flight() const noexcept = 0;
+  /// Whether nothing need wait for `event` any more; none has fired always.
+  [[nodiscard]] virtual bool fired(EventHandle event) const noexcept { return event == nullptr; }
   /// Enqueues a wait on `stream`: what is enqueued there later runs once the gate is gone, and sees what was
   /// copied before. Does not wait itself. Any thread; the engine outlives the gate.
   /// Errors: unsupported on an engine without CUDA; resource_exhausted when thousands of streams wait.

@@ -385,6 +385,9 @@ class FaultCopyEngine final : public CopyEngine {
   std::size_t progress() noexcept override { return inner_->progress() + gate_->progress(); }
   [[nodiscard]] std::size_t in_flight() const noexcept override { return operations_.size(); }
   [[nodiscard]] int wake_fd() const noexcept override { return -1; }
+  [[nodiscard]] bool fired(EventHandle event) const noexcept override {
+    return inner_->fired(event);
+  }
   Result<std::unique_ptr<StreamGate>> hold(StreamHandle stream) override {
     return inner_->hold(stream);
   }

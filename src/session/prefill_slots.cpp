@@ -140,8 +140,7 @@ bool PrefillRank::Impl::gather(Lease& lease) {
                 .unit_count = piece.unit_count,
                 .partial = piece.partial,
                 .checksum = options_.checksum};
-  if (mapped) {
-    // The slot is a credit, and its empty gather tells when the pages are ready to be read.
+  if (mapped) {  // the slot stays empty, as a credit
     selection_.batches.clear();
     const UnitList& units = *want.units;
     const std::uint64_t first = units[piece.first_unit].prefill_page - chunk.first_page;
@@ -152,27 +151,35 @@ bool PrefillRank::Impl::gather(Lease& lease) {
   } else {
     view.select(*want.units, piece, chunk.pages, chunk.first_page, selection_);
   }
-  const CopyJob job{.direction = CopyJob::Direction::gather,
-                    .batches = selection_.batches,
-                    .slot = slot.memory,
-                    .stamp = {.lease = lease.id,
-                              .generation = slot.generation,
-                              .chunk = slot.piece,
-                              .payload_bytes = mapped ? 0 : payload},
-                    .checksum = options_.checksum,
-                    .after = chunk.ready};
-  if (Status taken = thread_->engine().submit(job, slot); !taken) {
-    free_slot(slot);
-    end_lease(lease, std::move(taken), Tell::yes);
-    return false;
-  }
+  // A gather of nothing waits for the pages of a mapped pool, where they are not ready yet.
+  const bool needs_gather = !mapped || !thread_->engine().fired(chunk.ready);
   slot.room = lease.room->id;
-  ++lease.room->gathering;
+  if (needs_gather) {
+    const CopyJob job{.direction = CopyJob::Direction::gather,
+                      .batches = selection_.batches,
+                      .slot = slot.memory,
+                      .stamp = {.lease = lease.id,
+                                .generation = slot.generation,
+                                .chunk = slot.piece,
+                                .payload_bytes = mapped ? 0 : payload},
+                      .checksum = options_.checksum,
+                      .after = chunk.ready};
+    if (Status taken = thread_->engine().submit(job, slot); !taken) {
+      free_slot(slot);
+      end_lease(lease, std::move(taken), Tell::yes);
+      return false;
+    }
+    ++lease.room->gathering;
+    ++lease.gathering;
+  }
   lease.pieces.push_back({slot.index, slot.generation, payload, false});
   ++lease.slots;
-  ++lease.gathering;
   ++lease.unreleased;
   ++lease.peer->slots;
+  if (!needs_gather) {
+    slot.state = SlotTable::State::gathered;
+    announce(lease);
+  }
   return true;
 }
 

@@ -114,6 +114,14 @@ Status CudaCopyEngine::submit(const CopyJob& job, CopyListener& listener) {
   return {};
 }
 
+bool CudaCopyEngine::fired(EventHandle event) const noexcept {
+  if (event == nullptr) return true;
+  const DeviceGuard guard{device_};
+  const cudaError_t error = cudaEventQuery(event);
+  if (error != cudaSuccess) (void)cudaGetLastError();  // cudaErrorNotReady is one to CUDA
+  return error == cudaSuccess;
+}
+
 std::size_t CudaCopyEngine::progress() noexcept {
   doorbell_->quiet();
   if (in_flight_ == 0) return 0;

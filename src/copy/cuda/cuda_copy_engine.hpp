@@ -41,6 +41,7 @@ class CudaCopyEngine final : public CopyEngine {
   std::size_t progress() noexcept override;
   [[nodiscard]] std::size_t in_flight() const noexcept override { return in_flight_; }
   [[nodiscard]] int wake_fd() const noexcept override { return doorbell_->fd(); }
+  [[nodiscard]] bool fired(EventHandle event) const noexcept override;
   Result<std::unique_ptr<StreamGate>> hold(StreamHandle stream) override {
     return gates_.hold(stream);
   }
