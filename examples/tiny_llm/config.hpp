@@ -48,10 +48,11 @@ struct Config {
   std::uint32_t recall_keys{
       0};  ///< keys of the task that it was trained on (recall.hpp); 0 when another
 
-  [[nodiscard]] constexpr KvShape kv_shape() const noexcept {
+  /// What one of `ranks` tensor parallel ranks caches: its share of the KV heads, or the whole latent.
+  [[nodiscard]] constexpr KvShape kv_shape(std::uint32_t ranks = 1) const noexcept {
     return attention == Attention::grouped ? KvShape{.layers = layers,
                                                      .buffers_per_layer = 2,
-                                                     .heads = kv_heads,
+                                                     .heads = kv_heads / ranks,
                                                      .head_floats = head_dim}
                                            : KvShape{.layers = layers,
                                                      .buffers_per_layer = 1,

@@ -11,6 +11,7 @@ using kvshard::Error;
 using kvshard::ErrorCode;
 using kvshard::LocalPage;
 using kvshard::LogicalPage;
+using kvshard::PageLayout;
 using kvshard::Result;
 using kvshard::Status;
 
@@ -62,21 +63,25 @@ std::span<const float> KvPool::page(std::size_t buffer, LocalPage page) const no
   return std::span{buffers_[buffer]}.subspan(index(page) * page_floats(), page_floats());
 }
 
-kvshard::Pool KvPool::describe(std::string model_id) {
+kvshard::Geometry kv_geometry(const KvShape& shape, std::uint32_t page_size,
+                              std::uint32_t page_count, std::string model_id) {
   kvshard::BufferGroup group;
   group.name = "kv";
-  group.layers = shape_.layers;
-  group.buffers_per_layer = shape_.buffers_per_layer;
+  group.layers = shape.layers;
+  group.buffers_per_layer = shape.buffers_per_layer;
   group.element_type = kvshard::ElementType::f32;
-  group.heads = shape_.heads;
-  group.head_bytes = static_cast<std::uint32_t>(shape_.head_floats * sizeof(float));
+  group.heads = shape.heads;
+  group.head_bytes = static_cast<std::uint32_t>(shape.head_floats * sizeof(float));
   group.order = kvshard::PageOrder::token_major;
-  group.page_size = page_size_;
-  group.page_count = page_count_;
+  group.page_size = page_size;
+  group.page_count = page_count;
+  return {.model_id = std::move(model_id), .groups = {std::move(group)}};
+}
 
+kvshard::Pool KvPool::describe(std::string model_id) {
   std::vector<std::byte*> starts;
   for (auto& buffer : buffers_) starts.push_back(std::as_writable_bytes(std::span{buffer}).data());
-  return {.geometry = {.model_id = std::move(model_id), .groups = {std::move(group)}},
+  return {.geometry = kv_geometry(shape_, page_size_, page_count_, std::move(model_id)),
           .buffers = {std::move(starts)}};
 }
 
@@ -114,36 +119,63 @@ std::span<const float> PagedKv::load(std::size_t buffer, std::size_t position) c
   return page.subspan(position % pool_->page_size() * shape().row_floats());
 }
 
-Result<ShardedPrefillKv> ShardedPrefillKv::create(KvPool& pool, std::uint32_t shard_size,
-                                                  std::uint32_t shard_rank,
-                                                  std::vector<LogicalPage> pages) {
-  if (shard_rank >= shard_size) {
-    return Error{ErrorCode::invalid_argument, "shard rank " + std::to_string(shard_rank) +
-                                                  " is not in [0, " + std::to_string(shard_size) +
-                                                  ")"};
+Result<ShardedPrefillKv> ShardedPrefillKv::create(KvPool& pool, const PageLayout& layout,
+                                                  Peers& peers, std::vector<LogicalPage> pages) {
+  if (peers.size() != layout.shard_size() || peers.rank() >= layout.shard_size() ||
+      pool.page_size() != layout.page_size()) {
+    return Error{ErrorCode::invalid_argument,
+                 "rank " + std::to_string(peers.rank()) + " of " + std::to_string(peers.size()) +
+                     " with pages of " + std::to_string(pool.page_size()) +
+                     " tokens in a layout of " + std::to_string(layout.shard_size()) + " with " +
+                     std::to_string(layout.page_size())};
   }
   for (std::size_t i = 0; i < pages.size(); ++i) {
     // Also for pages of other ranks: all ranks have equal pools.
-    if (Status status = check_page(pool, LocalPage{index(pages[i]) / shard_size}, i); !status)
+    if (Status status = check_page(pool, layout.place(pages[i]).page, i); !status)
       return status.error();
   }
-  return ShardedPrefillKv{pool, shard_size, shard_rank, std::move(pages)};
+  return ShardedPrefillKv{pool, layout, peers, std::move(pages)};
 }
 
-ShardedPrefillKv::ShardedPrefillKv(KvPool& pool, std::uint32_t shard_size, std::uint32_t shard_rank,
+ShardedPrefillKv::ShardedPrefillKv(KvPool& pool, const PageLayout& layout, Peers& peers,
                                    std::vector<LogicalPage> pages)
     : pool_{&pool},
-      shard_size_{shard_size},
-      shard_rank_{shard_rank},
+      layout_{layout},
+      peers_{&peers},
       pages_{std::move(pages)},
       scratch_{pool.shape(), pages_.size() * pool.page_size()} {}
 
 void ShardedPrefillKv::store(std::size_t buffer, std::size_t position, std::span<const float> row) {
   scratch_.store(buffer, position, row);
-  const std::uint32_t logical = index(pages_[position / pool_->page_size()]);
-  if (logical % shard_size_ != shard_rank_) return;
-  const auto page = pool_->page(buffer, LocalPage{logical / shard_size_});
-  std::ranges::copy(row, page.subspan(position % pool_->page_size() * row.size()).begin());
+  const auto page = pool_->page(buffer, place(position).page);
+  std::ranges::copy(row, page.subspan(position % layout_.page_size() * row.size()).begin());
+}
+
+Status ShardedPrefillKv::exchange(std::size_t buffer, std::size_t first, std::size_t end) {
+  const std::size_t row_floats = shape().row_floats();
+  std::vector<float> own;
+  for (std::size_t position = first; position < end; ++position) {
+    if (!runs(position)) continue;
+    const auto row = load(buffer, position).first(row_floats);
+    own.insert(own.end(), row.begin(), row.end());
+  }
+  const auto gathered = peers_->all_gather(own);
+  if (!gathered) return gathered.error();
+  if (gathered->size() != (end - first) * row_floats) {
+    return Error{ErrorCode::internal, "the ranks gathered " + std::to_string(gathered->size()) +
+                                          " floats, not " +
+                                          std::to_string((end - first) * row_floats)};
+  }
+  // Rank after rank, each one's positions in order.
+  std::span<const float> rest{*gathered};
+  for (std::uint32_t rank = 0; rank < layout_.shard_size(); ++rank) {
+    for (std::size_t position = first; position < end; ++position) {
+      if (place(position).rank != rank) continue;
+      scratch_.store(buffer, position, rest.first(row_floats));
+      rest = rest.subspan(row_floats);
+    }
+  }
+  return {};
 }
 
 std::span<const float> ShardedPrefillKv::load(std::size_t buffer, std::size_t position) const {

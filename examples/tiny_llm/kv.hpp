@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "kvshard/geometry.hpp"
+#include "kvshard/page_layout.hpp"
 #include "kvshard/result.hpp"
 #include "kvshard/types.hpp"
 #include "tiny_llm/config.hpp"
+#include "tiny_llm/peers.hpp"
 
 namespace tiny_llm {
 
@@ -29,12 +31,23 @@ class KvCache {
   [[nodiscard]] virtual const KvShape& shape() const noexcept = 0;
   /// Positions are [0, capacity_tokens()).
   [[nodiscard]] virtual std::size_t capacity_tokens() const noexcept = 0;
+  /// Whether the token at `position` is run here; if not, a peer runs it, and exchange() brings its rows.
+  [[nodiscard]] virtual bool runs(std::size_t /*position*/) const noexcept { return true; }
   virtual void store(std::size_t buffer, std::size_t position, std::span<const float> row) = 0;
+  /// Called once the rows of [first, end) that are computed here were stored; afterwards all can be loaded.
+  virtual kvshard::Status exchange(std::size_t /*buffer*/, std::size_t /*first*/,
+                                   std::size_t /*end*/) {
+    return {};
+  }
   /// The row of `position`, and those of the positions after it that lie right behind it. Borrowed
   /// until the cache is destroyed.
   [[nodiscard]] virtual std::span<const float> load(std::size_t buffer,
                                                     std::size_t position) const = 0;
 };
+
+/// A pool of such rows as kvshard wants it described: one group "kv" of f32, token-major, packed pages.
+[[nodiscard]] kvshard::Geometry kv_geometry(const KvShape& shape, std::uint32_t page_size,
+                                            std::uint32_t page_count, std::string model_id);
 
 /// The pages of one rank: a buffer of [page][token][row] floats for each layer's keys, values or latents.
 ///
@@ -66,7 +79,7 @@ class KvPool {
   [[nodiscard]] std::span<const float> page(std::size_t buffer,
                                             kvshard::LocalPage page) const noexcept;
 
-  /// The pool as kvshard wants it described: one group "kv" of f32, token-major, packed pages.
+  /// Its kv_geometry(), and where its buffers start.
   [[nodiscard]] kvshard::Pool describe(std::string model_id);
 
  private:
@@ -118,35 +131,44 @@ class PagedKv final : public KvCache {
   std::vector<kvshard::LocalPage> pages_;
 };
 
-/// A request on one of `shard_size` prefill ranks: the pool keeps only the pages that this rank owns.
+/// A request on one of the prefill ranks that share its pages and its work.
 ///
-/// Logical page p is on rank p % shard_size, as local page p / shard_size. The rank's own attention needs
-/// all rows, so they also go to a scratch, which lives as long as the prefill.
+/// The rank that owns a page (kvshard::PageLayout) runs the tokens on it, and stores their rows there. Attention
+/// needs the rows of all tokens, so those of peers are gathered, buffer by buffer, into a scratch that lives
+/// as long as the prefill.
 ///
-/// Owns:    its page table and the scratch; not the pool, which must outlive it.
-/// Errors:  create() gives invalid_argument for a rank outside the shard, and for a page that is padding or
-///          beyond the pool.
+/// Owns:    its page table and the scratch; not the pool and the peers, which must outlive it.
+/// Errors:  create() gives invalid_argument when peers or pool do not fit the layout, and for a page that is
+///          padding or beyond the pool. exchange() gives what Peers::all_gather() gives, and internal when
+///          the peers' rows are not those that were missing.
 class ShardedPrefillKv final : public KvCache {
  public:
-  static kvshard::Result<ShardedPrefillKv> create(KvPool& pool, std::uint32_t shard_size,
-                                                  std::uint32_t shard_rank,
+  static kvshard::Result<ShardedPrefillKv> create(KvPool& pool, const kvshard::PageLayout& layout,
+                                                  Peers& peers,
                                                   std::vector<kvshard::LogicalPage> pages);
 
   [[nodiscard]] const KvShape& shape() const noexcept override { return scratch_.shape(); }
   [[nodiscard]] std::size_t capacity_tokens() const noexcept override {
     return scratch_.capacity_tokens();
   }
+  [[nodiscard]] bool runs(std::size_t position) const noexcept override {
+    return place(position).rank == peers_->rank();
+  }
   void store(std::size_t buffer, std::size_t position, std::span<const float> row) override;
+  kvshard::Status exchange(std::size_t buffer, std::size_t first, std::size_t end) override;
   [[nodiscard]] std::span<const float> load(std::size_t buffer,
                                             std::size_t position) const override;
 
  private:
-  ShardedPrefillKv(KvPool& pool, std::uint32_t shard_size, std::uint32_t shard_rank,
+  ShardedPrefillKv(KvPool& pool, const kvshard::PageLayout& layout, Peers& peers,
                    std::vector<kvshard::LogicalPage> pages);
+  [[nodiscard]] kvshard::Placement place(std::size_t position) const noexcept {
+    return layout_.place(pages_[position / layout_.page_size()]);
+  }
 
   KvPool* pool_;
-  std::uint32_t shard_size_;
-  std::uint32_t shard_rank_;
+  kvshard::PageLayout layout_;
+  Peers* peers_;
   std::vector<kvshard::LogicalPage> pages_;
   ContiguousKv scratch_;
 };

@@ -22,6 +22,7 @@ void multiply_columns(float* y, std::span<const float> x, const float* w, std::s
 
 void matmul(std::span<float> y, std::span<const float> x, std::span<const float> w,
             std::size_t tokens) {
+  if (tokens == 0) return;
   const std::size_t in = x.size() / tokens;
   const std::size_t out = y.size() / tokens;
   // Column blocks outside, tokens inside: a block of w stays in the first-level cache for all tokens.

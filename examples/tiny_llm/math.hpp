@@ -10,7 +10,8 @@
 
 namespace tiny_llm {
 
-/// y[t] = x[t] * w for each token t; x is [tokens][in], w [in][out], y [tokens][out].
+/// y[t] = x[t] * w for each token t; x is [tokens][in], w [in][out], y [tokens][out]. A result column does
+/// not depend on which others are computed with it.
 void matmul(std::span<float> y, std::span<const float> x, std::span<const float> w,
             std::size_t tokens);
 

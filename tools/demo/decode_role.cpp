@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_map>
+#include <deque>
+#include <optional>
 
 #include "demo/device_pool.hpp"
 #include "demo/rank_setup.hpp"
 #include "demo/roles.hpp"
+#include "demo/socket_peers.hpp"
 #include "kvshard/decode_rank.hpp"
 #include "kvshard/page_layout.hpp"
 #include "kvshard/registry.hpp"
@@ -21,11 +23,15 @@ using namespace kvshard;
 
 class DecodeEngine {
  public:
-  static Result<std::unique_ptr<DecodeEngine>> create(const RoleOptions& options) {
-    KVSHARD_TRY(auto model, tiny_llm::Model::load(options.model));
-    KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), options.page_size,
+  static Result<std::unique_ptr<DecodeEngine>> create(const RoleOptions& options,
+                                                      Channel& channel) {
+    KVSHARD_TRY(auto joined, SocketPeers::accept(channel, options.rank, options.decode_tp));
+    auto peers = std::make_unique<SocketPeers>(std::move(joined));
+    KVSHARD_TRY(auto model, tiny_llm::Model::load(options.model, peers.get()));
+    KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.kv_shape(), options.page_size,
                                                     options.pool_pages + 1));
-    std::unique_ptr<DecodeEngine> made{new DecodeEngine{std::move(model), std::move(pool)}};
+    std::unique_ptr<DecodeEngine> made{
+        new DecodeEngine{std::move(peers), std::move(model), std::move(pool)}};
     for (std::uint32_t page = options.pool_pages; page > 0; --page)
       made->free_pages_.push_back(LocalPage{page});
     KVSHARD_TRY(made->layout_, PageLayout::create(options.shard_size, options.page_size));
@@ -36,6 +42,7 @@ class DecodeEngine {
     }
     rank.pool = made->device_ ? made->device_->describe(made->model_.id())
                               : made->pool_.describe(made->model_.id());
+    rank.pool.geometry = decode_geometries(made->model_, options)[options.rank];
     KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(rank), std::move(backends.transport),
                                                 std::move(backends.engine)));
     KVSHARD_TRY(auto registry, make_http_registry(options.registry));
@@ -51,6 +58,8 @@ class DecodeEngine {
     std::size_t count;  // tokens to decode
     bool damage;        // spoil one page after it has landed
     std::vector<LocalPage> pages;
+    PullId pull{};
+    std::optional<PullEvent> event;  // its pull has ended
   };
 
   Status start(Request request) {
@@ -70,17 +79,27 @@ class DecodeEngine {
     const ClassMajorOrder order{*layout_, Position{0}, prompt_pages};
     for (std::uint32_t i = 0; i < prompt_pages; ++i)
       request.pages[index(order.position(i))] = taken[i];
-    KVSHARD_TRY(const PullId pull,
-                rank_->pull({.group = group_,
-                             .room = RoomId{request.room},
-                             .pages = std::span{request.pages}.first(prompt_pages),
-                             .deadline = std::chrono::seconds{60}}));
-    running_.emplace(pull, std::move(request));
+    KVSHARD_TRY(request.pull, rank_->pull({.group = group_,
+                                           .room = RoomId{request.room},
+                                           .pages = std::span{request.pages}.first(prompt_pages),
+                                           .deadline = std::chrono::seconds{60}}));
+    running_.push_back(std::move(request));
     return {};
   }
 
-  Json finish(PullEvent& event) {
-    Request request = std::move(running_.extract(event.pull).mapped());
+  void take(PullEvent event) {
+    const auto request = std::ranges::find(running_, event.pull, &Request::pull);
+    request->event = std::move(event);
+  }
+
+  // Pulls end in any order, and in another one on each rank; ranks that compute together must all take
+  // the same request, so they take them in the order in which they were told.
+  [[nodiscard]] bool can_finish() const { return !running_.empty() && running_.front().event; }
+
+  Json finish() {
+    Request request = std::move(running_.front());
+    running_.pop_front();
+    const PullEvent& event = *request.event;
     Json answer{{"room", request.room}, {"summary", summarize(event)}};
     const auto decoded = decode(request, event);
     for (const LocalPage page : request.pages) free_pages_.push_back(page);
@@ -105,8 +124,8 @@ class DecodeEngine {
   DecodeRank& rank() { return *rank_; }
 
  private:
-  DecodeEngine(tiny_llm::Model model, tiny_llm::KvPool pool)
-      : model_{std::move(model)}, pool_{std::move(pool)} {}
+  DecodeEngine(std::unique_ptr<SocketPeers> peers, tiny_llm::Model model, tiny_llm::KvPool pool)
+      : peers_{std::move(peers)}, model_{std::move(model)}, pool_{std::move(pool)} {}
 
   // The prompt's last logits came beside its pages: they give the first token.
   Result<tiny_llm::Generated> decode(const Request& request, const PullEvent& event) {
@@ -130,6 +149,7 @@ class DecodeEngine {
     return tiny_llm::generate_greedy(model_, cache, request.prompt_tokens, logits, request.count);
   }
 
+  std::unique_ptr<SocketPeers> peers_;  // the model keeps a pointer to it
   tiny_llm::Model model_;
   tiny_llm::KvPool pool_;
   std::unique_ptr<DevicePool> device_;  // with --memory cuda
@@ -137,14 +157,14 @@ class DecodeEngine {
   std::vector<LocalPage> free_pages_;
   std::unique_ptr<DecodeRank> rank_;
   GroupId group_{};
-  std::unordered_map<PullId, Request> running_;
+  std::deque<Request> running_;
   std::chrono::steady_clock::time_point first_token_;
 };
 
 }  // namespace
 
 int run_decode(const RoleOptions& options, Channel& channel) {
-  auto made = DecodeEngine::create(options);
+  auto made = DecodeEngine::create(options, channel);
   if (!made) return give_up(channel, made.error().message);
   DecodeEngine& engine = **made;
   if (!channel.send({{"ready", true}})) return 1;
@@ -153,8 +173,9 @@ int run_decode(const RoleOptions& options, Channel& channel) {
                                {.fd = engine.rank().event_fd(), .events = POLLIN, .revents = 0}}};
     if (::poll(fds.data(), fds.size(), -1) < 0) continue;
     PullEvent event;
-    while (engine.rank().poll({&event, 1}) == 1) {
-      if (!channel.send(engine.finish(event))) return 0;
+    while (engine.rank().poll({&event, 1}) == 1) engine.take(std::move(event));
+    while (engine.can_finish()) {
+      if (!channel.send(engine.finish())) return 0;
     }
     if ((fds[0].revents & (POLLIN | POLLHUP)) == 0) continue;
     const auto message = channel.receive();
@@ -165,7 +186,8 @@ int run_decode(const RoleOptions& options, Channel& channel) {
                       .prompt_tokens = request["prompt_tokens"].get<std::size_t>(),
                       .count = request["count"].get<std::size_t>(),
                       .damage = request["damage"].get<bool>(),
-                      .pages = {}});
+                      .pages = {},
+                      .event = {}});
     if (!status) return give_up(channel, status.error().message);
   }
 }

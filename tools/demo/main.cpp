@@ -1,6 +1,6 @@
-// kvshard-demo: prompts are computed by N prefill rank processes that each keep a share of the pages, and
-// decoded by another process that pulls the pages from all of them; the outcome is compared with an
-// unsplit run of the same model, bit for bit.
+// kvshard-demo: prompts are computed by N prefill rank processes that share the pages and the work (context
+// parallel), and decoded by T processes that share the heads (tensor parallel) and pull their slice of every
+// page from whoever has it; the outcome is compared with an unsplit run of the same model, bit for bit.
 #include <fmt/format.h>
 #include <poll.h>
 
@@ -16,6 +16,7 @@
 
 #include "base/try.hpp"
 #include "demo/roles.hpp"
+#include "demo/socket_peers.hpp"
 #include "kvshard/bootstrap.hpp"
 #include "kvshard/page_allocator.hpp"
 #include "support/process.hpp"
@@ -33,6 +34,7 @@ using tools::RankProcess;
 
 struct Options {
   std::vector<std::uint32_t> shard_sizes{1, 2, 4};
+  std::vector<std::uint32_t> decode_tps{1, 2};
   std::vector<std::string> models;
   std::uint32_t prompts{8};
   std::uint32_t count{32};
@@ -55,6 +57,7 @@ struct Variant {
 struct Row {
   std::string variant;
   std::uint32_t shard_size{0};
+  std::uint32_t decode_tp{0};
   std::size_t prompts{0};
   std::string pages_per_rank;
   std::size_t answers{0}, right_unsplit{0}, right_split{0};
@@ -139,20 +142,22 @@ Result<std::string> start_registry(Process& process) {
   return line.substr(at + 1);
 }
 
-/// One group of N prefill ranks and a decode rank, and the scheduler that feeds them.
+/// N prefill ranks and T decode ranks, and the scheduler that feeds them.
 class Run {
  public:
   Run(const Options& options, const Variant& variant, std::uint32_t shard_size,
-      const std::string& registry, std::uint64_t epoch)
+      std::uint32_t decode_tp, const std::string& registry, std::uint64_t epoch)
       : options_{options}, variant_{variant}, role_{options.role} {
     row_.variant = variant.name;
     row_.shard_size = shard_size;
+    row_.decode_tp = decode_tp;
     row_.prompts = variant.prompts.size();
     role_.registry = registry;
     role_.group = "demo-" + std::to_string(epoch);
     role_.epoch = epoch;
     role_.model = variant.model;
     role_.shard_size = shard_size;
+    role_.decode_tp = decode_tp;
   }
   Result<Row> run() {
     KVSHARD_TRY(const auto layout, PageLayout::create(row_.shard_size, options_.role.page_size));
@@ -172,6 +177,8 @@ class Run {
             ? std::to_string(longest / row_.shard_size)
             : fmt::format("{}-{}", longest / row_.shard_size, longest / row_.shard_size + 1);
     start_ranks();
+    KVSHARD_TRY(SocketPeers::connect(std::span{ranks_}.first(row_.shard_size)));
+    KVSHARD_TRY(SocketPeers::connect(std::span{ranks_}.subspan(row_.shard_size)));
     for (RankProcess& rank : ranks_) KVSHARD_TRY(await_ready(rank));
 
     std::uint64_t next = 0;
@@ -192,14 +199,16 @@ class Run {
     std::vector<LogicalPage> pages;
     std::chrono::steady_clock::time_point started;
     std::size_t open_ends{0};  // ranks that have not let go of it
+    bool same_tokens{true};    // on the decode ranks that have answered
+    bool same_logits{true};
   };
 
   void start_ranks() {
     RoleOptions role = role_;
     const std::uint32_t shard_size = role.shard_size;
-    for (std::uint32_t rank = 0; rank <= shard_size; ++rank) {
-      const bool decode = rank == shard_size;
-      role.shard_rank = decode ? 0 : rank;
+    for (std::uint32_t rank = 0; rank < shard_size + role.decode_tp; ++rank) {
+      const bool decode = rank >= shard_size;
+      role.rank = decode ? rank - shard_size : rank;
       std::uint64_t pool_pages = role.pool_pages;
       if (decode) {  // it holds every running request whole, and their new tokens
         pool_pages = std::uint64_t{role.pool_pages} * shard_size +
@@ -209,8 +218,9 @@ class Run {
                                     "--registry",   role.registry,
                                     "--group",      role.group,
                                     "--epoch",      std::to_string(role.epoch),
-                                    "--shard-rank", std::to_string(role.shard_rank),
+                                    "--rank",       std::to_string(role.rank),
                                     "--shard-size", std::to_string(shard_size),
+                                    "--decode-tp",  std::to_string(role.decode_tp),
                                     "--model",      role.model,
                                     "--page-size",  std::to_string(role.page_size),
                                     "--pool-pages", std::to_string(pool_pages),
@@ -241,13 +251,14 @@ class Run {
     room.started = std::chrono::steady_clock::now();
     room.open_ends = ranks_.size();
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const bool decode = rank == row_.shard_size;
+      const bool decode = rank >= row_.shard_size;
+      const bool damage = options_.damage && id == 0 && rank == row_.shard_size;
       const Json message = decode
                                ? Json{{"op", "decode"},
                                       {"room", id},
                                       {"prompt_tokens", prompt.tokens.size()},
                                       {"count", prompt.unsplit.tokens.size()},
-                                      {"damage", options_.damage && id == 0}}
+                                      {"damage", damage}}
                                : Json{{"op", "prefill"}, {"room", id}, {"prompt", prompt.tokens}};
       if (!ranks_[rank].channel().send(message))
         return Error{ErrorCode::unavailable, "a rank process died"};
@@ -264,8 +275,8 @@ class Run {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (fds[rank].revents == 0) continue;
       KVSHARD_TRY(const Json message, receive(ranks_[rank]));
-      if (rank == row_.shard_size) {
-        KVSHARD_TRY(take_result(message));
+      if (rank >= row_.shard_size) {
+        KVSHARD_TRY(take_result(message, rank == row_.shard_size));
         KVSHARD_TRY(let_go(message["room"].get<std::uint64_t>()));
       } else {
         KVSHARD_TRY(let_go(message["released"].get<std::uint64_t>()));
@@ -274,7 +285,8 @@ class Run {
     return {};
   }
 
-  Status take_result(const Json& message) {
+  // Every decode rank has all logits; what is counted once is taken from the first.
+  Status take_result(const Json& message, bool first) {
     if (message.contains("error"))
       return Error{ErrorCode::unavailable, message["error"].get<std::string>()};
     const auto id = message["room"].get<std::uint64_t>();
@@ -284,22 +296,24 @@ class Run {
     const auto& bytes = message["logits"].get_binary();
     split.logits.resize(bytes.size() / sizeof(float));
     std::memcpy(split.logits.data(), bytes.data(), split.logits.size() * sizeof(float));
-    row_.same_tokens += split.tokens == prompt.unsplit.tokens;
-    row_.same_logits += split.identical(prompt.unsplit);
+    Room& room = rooms_[id];
+    room.same_tokens &= split.tokens == prompt.unsplit.tokens;
+    room.same_logits &= split.identical(prompt.unsplit);
+    row_.bytes += message["bytes"].get<std::uint64_t>();
+    row_.wire_ns += message["wire_ns"].get<std::uint64_t>();
+    row_.paths.insert(message["path"].get<std::string>());
+    row_.slowest = message["summary"].get<std::string>();
+    if (!first) return {};
     if (!prompt.answers.empty()) {
       const tiny_llm::RecallPrompt recall{prompt.tokens, prompt.answers};
       row_.answers += prompt.answers.size();
       row_.right_unsplit += tiny_llm::count_right(recall, prompt.unsplit.tokens);
       row_.right_split += tiny_llm::count_right(recall, split.tokens);
     }
-    row_.bytes += message["bytes"].get<std::uint64_t>();
-    row_.wire_ns += message["wire_ns"].get<std::uint64_t>();
     const std::chrono::steady_clock::time_point first_token{
         std::chrono::steady_clock::duration{message["first_token_ns"].get<std::int64_t>()}};
     row_.first_token_ms.push_back(
-        std::chrono::duration<double, std::milli>{first_token - rooms_[id].started}.count());
-    row_.paths.insert(message["path"].get<std::string>());
-    row_.slowest = message["summary"].get<std::string>();
+        std::chrono::duration<double, std::milli>{first_token - room.started}.count());
     return {};
   }
 
@@ -307,6 +321,8 @@ class Run {
   Status let_go(std::uint64_t id) {
     Room& room = rooms_[id];
     if (--room.open_ends > 0) return {};
+    row_.same_tokens += room.same_tokens ? 1 : 0;
+    row_.same_logits += room.same_logits ? 1 : 0;
     KVSHARD_TRY(allocator_->free_chain(room.pages));
     for (std::size_t rank = 0; rank < row_.shard_size; ++rank) {
       if (!ranks_[rank].channel().send({{"op", "free"}, {"room", id}}))
@@ -314,8 +330,9 @@ class Run {
     }
     rooms_.erase(id);
     ++finished_;
-    std::printf("%s  %-13s N=%u: %zu of %zu prompts%s", ::isatty(STDOUT_FILENO) != 0 ? "\r" : "",
-                row_.variant.c_str(), row_.shard_size, finished_, row_.prompts,
+    std::printf("%s  %-13s N=%u T=%u: %zu of %zu prompts%s",
+                ::isatty(STDOUT_FILENO) != 0 ? "\r" : "", row_.variant.c_str(), row_.shard_size,
+                row_.decode_tp, finished_, row_.prompts,
                 ::isatty(STDOUT_FILENO) != 0 && finished_ < row_.prompts ? "" : "\n");
     std::fflush(stdout);
     return {};
@@ -325,7 +342,7 @@ class Run {
   const Variant& variant_;
   RoleOptions role_;
   Row row_;
-  std::vector<RankProcess> ranks_;  // prefill ranks, then the decode rank
+  std::vector<RankProcess> ranks_;  // prefill ranks, then decode ranks
   PageAllocator* allocator_{nullptr};
   std::map<std::uint64_t, Room> rooms_;
   std::size_t finished_{0};
@@ -338,9 +355,9 @@ std::string percent(std::size_t right, std::size_t answers) {
 }
 
 void print_table(const std::vector<Row>& rows) {
-  std::printf("\n%-13s %2s %8s %11s %10s %10s %8s %8s %9s %7s %9s %s\n", "variant", "N", "prompts",
-              "pages/rank", "unsplit", "split", "tokens", "logits", "moved", "GB/s", "first tok",
-              "path");
+  std::printf("\n%-13s %2s %2s %8s %11s %10s %10s %8s %8s %9s %7s %9s %s\n", "variant", "N", "T",
+              "prompts", "pages/rank", "unsplit", "split", "tokens", "logits", "moved", "GB/s",
+              "first tok", "path");
   for (const Row& row : rows) {
     std::vector<double> times = row.first_token_ms;
     std::sort(times.begin(), times.end());
@@ -349,8 +366,8 @@ void print_table(const std::vector<Row>& rows) {
                                   : fmt::format("{} differ", row.prompts - count);
     };
     std::printf(
-        "%-13s %2u %8zu %11s %10s %10s %8s %8s %6.2f MB %7.2f %6.0f ms %s\n", row.variant.c_str(),
-        row.shard_size, row.prompts, row.pages_per_rank.c_str(),
+        "%-13s %2u %2u %8zu %11s %10s %10s %8s %8s %6.2f MB %7.2f %6.0f ms %s\n",
+        row.variant.c_str(), row.shard_size, row.decode_tp, row.prompts, row.pages_per_rank.c_str(),
         percent(row.right_unsplit, row.answers).c_str(),
         percent(row.right_split, row.answers).c_str(), same(row.same_tokens).c_str(),
         same(row.same_logits).c_str(), static_cast<double>(row.bytes) / 1e6,
@@ -359,12 +376,15 @@ void print_table(const std::vector<Row>& rows) {
         fmt::format("{}", fmt::join(row.paths, "+")).c_str());
   }
   std::printf(
-      "\nunsplit, split: share of recall answers that are right. GB/s: bytes over the time of "
+      "\nN context parallel prefill ranks, each with its share of the pages; T tensor parallel "
+      "decode ranks,\neach with its share of the KV heads (latent KV has one head, and each has "
+      "it).\n"
+      "unsplit, split: share of recall answers that are right. GB/s: bytes over the time of "
       "their fetches.\n"
       "first tok: median time from the request to its first token on the decode rank, queueing "
       "included.\n");
   for (const Row& row : rows)
-    std::printf("last pull, %s N=%u: %s\n", row.variant.c_str(), row.shard_size,
+    std::printf("last pull, %s N=%u T=%u: %s\n", row.variant.c_str(), row.shard_size, row.decode_tp,
                 row.slowest.c_str());
 }
 
@@ -389,13 +409,15 @@ int run_demo(const Options& options) {
       return 1;
     }
     for (const std::uint32_t shard_size : options.shard_sizes) {
-      const auto row = Run{options, *variant, shard_size, *registry, ++epoch}.run();
-      if (!row) {
-        std::fprintf(stderr, "\nkvshard-demo: %s N=%u: %s\n", variant->name.c_str(), shard_size,
-                     row.error().message.c_str());
-        return 1;
+      for (const std::uint32_t decode_tp : options.decode_tps) {
+        const auto row = Run{options, *variant, shard_size, decode_tp, *registry, ++epoch}.run();
+        if (!row) {
+          std::fprintf(stderr, "\nkvshard-demo: %s N=%u T=%u: %s\n", variant->name.c_str(),
+                       shard_size, decode_tp, row.error().message.c_str());
+          return 1;
+        }
+        rows.push_back(*row);
       }
-      rows.push_back(*row);
     }
   }
   print_table(rows);
@@ -429,22 +451,28 @@ void add_child_options(CLI::App& app, RoleOptions& role) {
   app.add_option("--registry", role.registry)->required();
   app.add_option("--group", role.group)->required();
   app.add_option("--epoch", role.epoch)->required();
-  app.add_option("--shard-rank", role.shard_rank)->required();
+  app.add_option("--rank", role.rank)->required();
   app.add_option("--shard-size", role.shard_size)->required();
+  app.add_option("--decode-tp", role.decode_tp)->required();
   app.add_option("--model", role.model)->required();
 }
 
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{"A real small model decodes over N page shards, and must say what it says unsplit."};
-  app.add_option("--shards", options.shard_sizes, "shard sizes N to run")
+  app.add_option("--shards", options.shard_sizes, "prefill ranks N, each with every N-th page")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--decode-tp", options.decode_tps,
+                 "decode ranks T, each with its share of the heads; divides the model's")
       ->delimiter(',')
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--model", options.models,
                  "checkpoints (ours or llama2.c's); default: both trained variants")
       ->check(CLI::ExistingFile);
-  app.add_option("--prompts", options.prompts, "prompts for each N")
+  app.add_option("--prompts", options.prompts, "prompts for each row")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--count", options.count, "tokens to decode for each prompt")

@@ -7,7 +7,9 @@
 #include "demo/device_pool.hpp"
 #include "demo/rank_setup.hpp"
 #include "demo/roles.hpp"
+#include "demo/socket_peers.hpp"
 #include "kvshard/page_allocator.hpp"
+#include "kvshard/plan.hpp"
 #include "kvshard/prefill_rank.hpp"
 #include "kvshard/registry.hpp"
 #include "tiny_llm/kv.hpp"
@@ -20,29 +22,33 @@ using namespace kvshard;
 
 class PrefillEngine {
  public:
-  static Result<std::unique_ptr<PrefillEngine>> create(const RoleOptions& options) {
+  static Result<std::unique_ptr<PrefillEngine>> create(const RoleOptions& options,
+                                                       Channel& channel) {
+    KVSHARD_TRY(auto peers, SocketPeers::accept(channel, options.rank, options.shard_size));
     KVSHARD_TRY(auto model, tiny_llm::Model::load(options.model));
     KVSHARD_TRY(auto pool, tiny_llm::KvPool::create(model.config().kv_shape(), options.page_size,
                                                     options.pool_pages + 1));
     KVSHARD_TRY(const auto layout, PageLayout::create(options.shard_size, options.page_size));
     KVSHARD_TRY(auto allocator, PageAllocator::create(layout, options.pool_pages));
-    std::unique_ptr<PrefillEngine> made{new PrefillEngine{
-        options, std::move(model), std::move(pool), layout, std::move(allocator)}};
+    std::unique_ptr<PrefillEngine> made{new PrefillEngine{options, std::move(peers),
+                                                          std::move(model), std::move(pool), layout,
+                                                          std::move(allocator)}};
     KVSHARD_TRY(auto backends, make_backends(options));
     PrefillOptions rank;
     rank.group = options.group;
     rank.epoch = options.epoch;
-    rank.shard_rank = options.shard_rank;
+    rank.shard_rank = options.rank;
     rank.shard_size = options.shard_size;
     if (options.memory == "cuda") {
       KVSHARD_TRY(made->device_, DevicePool::create(made->pool_));
     }
     rank.pool = made->device_ ? made->device_->describe(made->model_.id())
                               : made->pool_.describe(made->model_.id());
-    for (BufferGroup& group : rank.pool.geometry.groups) {
-      group.parts = options.shard_size;
-      group.part = options.shard_rank;
-    }
+    const auto geometries = prefill_geometries(made->model_, options);
+    rank.pool.geometry = geometries[options.rank];
+    KVSHARD_TRY(const auto pullers,
+                count_pullers(geometries, decode_geometries(made->model_, options)));
+    made->pullers_ = pullers[options.rank];
     KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport),
                                                  std::move(backends.engine)));
     KVSHARD_TRY(made->registry_, make_http_registry(options.registry));
@@ -53,13 +59,16 @@ class PrefillEngine {
   }
 
   // Every rank of the group makes the same draws and frees in the same order, and so holds the same pages.
+  //
+  // Context parallel: a rank runs the tokens on the pages that it owns, from the embedding to the last layer,
+  // and in each layer all ranks gather each other's keys and values of the tokens in progress. Weights are
+  // replicated. Pages take turns, so early and late tokens, cheap and dear ones, are on all ranks alike.
   Status prefill(RoomId room, const std::vector<tiny_llm::Token>& prompt) {
     std::vector<LogicalPage> pages(layout_.pages_for(prompt.size()));
     KVSHARD_TRY(allocator_.draw_chain(pages));
     chains_[room] = pages;
-    KVSHARD_TRY(auto cache, tiny_llm::ShardedPrefillKv::create(pool_, options_.shard_size,
-                                                               options_.shard_rank, pages));
-    KVSHARD_TRY(rank_->open(room));
+    KVSHARD_TRY(auto cache, tiny_llm::ShardedPrefillKv::create(pool_, layout_, peers_, pages));
+    KVSHARD_TRY(rank_->open(room, pullers_));
     std::vector<float> logits;
     std::size_t published = 0;  // pages
     for (std::size_t done = 0; done < prompt.size();) {
@@ -73,7 +82,7 @@ class PrefillEngine {
       Chunk chunk{.pages = std::span{pages}.subspan(published, whole - published),
                   .first_position = static_cast<std::uint32_t>(published),
                   .last = last};
-      if (last && options_.shard_rank == 0) chunk.side_data = std::as_bytes(std::span{logits});
+      chunk.side_data = last ? std::as_bytes(std::span{logits}) : std::span<const std::byte>{};
       KVSHARD_TRY(rank_->publish(room, chunk));
       published = whole;
     }
@@ -93,26 +102,29 @@ class PrefillEngine {
     std::vector<LocalPage> owned;
     for (const LogicalPage page : pages) {
       const Placement place = layout_.place(page);
-      if (place.rank == options_.shard_rank) owned.push_back(place.page);
+      if (place.rank == options_.rank) owned.push_back(place.page);
     }
     return device_->upload(owned);
   }
 
-  PrefillEngine(const RoleOptions& options, tiny_llm::Model model, tiny_llm::KvPool pool,
-                const PageLayout& layout, PageAllocator allocator)
+  PrefillEngine(const RoleOptions& options, SocketPeers peers, tiny_llm::Model model,
+                tiny_llm::KvPool pool, const PageLayout& layout, PageAllocator allocator)
       : options_{options},
+        peers_{std::move(peers)},
         model_{std::move(model)},
         pool_{std::move(pool)},
         layout_{layout},
         allocator_{std::move(allocator)} {}
 
   RoleOptions options_;
+  SocketPeers peers_;
   tiny_llm::Model model_;
   tiny_llm::KvPool pool_;
   std::unique_ptr<DevicePool> device_;  // with --memory cuda
   PageLayout layout_;
   PageAllocator allocator_;
   std::unordered_map<RoomId, std::vector<LogicalPage>> chains_;
+  std::uint32_t pullers_{0};
   std::unique_ptr<PrefillRank> rank_;
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<Announcement> announcement_;
@@ -121,7 +133,7 @@ class PrefillEngine {
 }  // namespace
 
 int run_prefill(const RoleOptions& options, Channel& channel) {
-  auto made = PrefillEngine::create(options);
+  auto made = PrefillEngine::create(options, channel);
   if (!made) return give_up(channel, made.error().message);
   PrefillEngine& engine = **made;
   if (!channel.send({{"ready", true}})) return 1;
