@@ -36,7 +36,7 @@ struct PrefillOptions {
   std::uint32_t slots{8};                      ///< staging slots, shared by all peers
   bool exported{
       true};  ///< let decode ranks on this host map the pool, where its memory can be mapped
-  std::uint64_t mapped_piece_bytes{64U
+  std::uint64_t mapped_piece_bytes{256U
                                    << 20};  ///< KV bytes that a rank that maps it copies at once
   bool checksum{false};  ///< sum each slot while gathering, and check it while scattering
 
