@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "base/try.hpp"
-#include "kvshard/transport.hpp"
 #include "bench/ucx_baseline.hpp"
+#include "kvshard/transport.hpp"
 
 namespace kvshard::bench {
 namespace {

@@ -28,8 +28,8 @@ struct ProtocolLimits {
   static constexpr std::size_t kSideDataBytes = 64U << 10;
   static constexpr std::size_t kBlobBytes = 16U << 10;  ///< a transport address, or packed memory
   static constexpr std::size_t kTextBytes = 1'024;  ///< an error's; its sender cuts what is longer
-  static constexpr std::size_t kLanes = 256;         ///< of one ASSIGN
-  static constexpr std::size_t kPages = 16'384;      ///< of one READY whose pages are mapped
+  static constexpr std::size_t kLanes = 256;        ///< of one ASSIGN
+  static constexpr std::size_t kPages = 16'384;     ///< of one READY whose pages are mapped
 };
 
 }  // namespace kvshard

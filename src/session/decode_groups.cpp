@@ -73,9 +73,8 @@ void DecodeRank::Impl::open_session(Peer& peer) {
   session.ping_due = now() + options_.heartbeat;
   const auto address =
       SocketAddress::parse(peer.member.host, peer.member.port);  // checked by connect()
-  auto connection =
-      Connection::connect(thread_->loop(), *address, now() + options_.peer_timeout, session, {},
-                          authority_->secrets());
+  auto connection = Connection::connect(thread_->loop(), *address, now() + options_.peer_timeout,
+                                        session, {}, authority_->secrets());
   if (!connection) return lose(session, std::move(connection).error());
   session.connection = std::move(connection).value();
 }

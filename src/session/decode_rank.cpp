@@ -120,8 +120,8 @@ Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
   const std::uint64_t id = found->first;
   FrontGroup& group = found->second;
   ++group.waiters;  // nobody erases the entry while it is above 0
-  const bool in_time = thread_->wait(
-      front_changed_, lock, until, [&] { return group.ready || group.refused || closing_; });
+  const bool in_time = thread_->wait(front_changed_, lock, until,
+                                     [&] { return group.ready || group.refused || closing_; });
   --group.waiters;
   if (group.ready && !group.refused) return GroupId{id};
   Error error = group.refused ? *group.refused

@@ -33,9 +33,9 @@ std::uint64_t random_number() {
 
 Result<std::unique_ptr<UcxTransport>> UcxTransport::create(const TransportOptions& options) {
   if (options.path == TransferPath::loopback || options.path == TransferPath::mapped)
-    return Error{ErrorCode::invalid_argument,
-                 fmt::format("path {} was asked for, but the transport is ucx",
-                             to_string(options.path))};
+    return Error{
+        ErrorCode::invalid_argument,
+        fmt::format("path {} was asked for, but the transport is ucx", to_string(options.path))};
   // The calling thread is the engine's: its current device is put back.
   KVSHARD_TRY(const DeviceGuard device, DeviceGuard::enter(options.cuda_device));
   KVSHARD_TRY(auto context, create_context(options));
