@@ -42,10 +42,11 @@ class DecodeEngine {
     }
     rank.pool = made->device_ ? made->device_->describe(made->model_.id())
                               : made->pool_.describe(made->model_.id());
+    rank.mapped = mapped(options);
     rank.pool.geometry = decode_geometries(made->model_, options)[options.rank];
     KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(rank), std::move(backends.transport),
                                                 std::move(backends.engine)));
-    KVSHARD_TRY(auto registry, make_http_registry(options.registry));
+    KVSHARD_TRY(auto registry, make_registry(options.registry));
     KVSHARD_TRY(const GroupSpec group,
                 wait_for_group(*registry, options.group, std::chrono::seconds{20}));
     KVSHARD_TRY(made->group_, made->rank_->connect(group, std::chrono::seconds{20}));

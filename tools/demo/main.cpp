@@ -3,6 +3,7 @@
 // page from whoever has it; the outcome is compared with an unsplit run of the same model, bit for bit.
 #include <fmt/format.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -39,6 +40,7 @@ struct Options {
   std::uint32_t prompts{8};
   std::uint32_t count{32};
   bool damage{false};
+  std::string registry;  // empty: one of our own
   RoleOptions role;
 };
 
@@ -153,7 +155,8 @@ class Run {
     row_.decode_tp = decode_tp;
     row_.prompts = variant.prompts.size();
     role_.registry = registry;
-    role_.group = "demo-" + std::to_string(epoch);
+    // A registry that is not our own may list the ranks of other runs.
+    role_.group = fmt::format("demo-{}-{}", ::getpid(), epoch);
     role_.epoch = epoch;
     role_.model = variant.model;
     role_.shard_size = shard_size;
@@ -393,7 +396,8 @@ int run_demo(const Options& options) {
               options.prompts, options.role.page_size, options.role.chunk_tokens,
               options.role.memory.c_str());
   Process registry_process;
-  const auto registry = start_registry(registry_process);
+  const auto registry = options.registry.empty() ? start_registry(registry_process)
+                                                 : Result<std::string>{options.registry};
   if (!registry) {
     std::fprintf(stderr, "kvshard-demo: %s\n", registry.error().message.c_str());
     return 1;
@@ -441,8 +445,8 @@ void add_role_options(CLI::App& app, RoleOptions& role) {
   app.add_option("--memory", role.memory, "where pages lie")
       ->check(CLI::IsMember({"host", "cuda"}))
       ->capture_default_str();
-  app.add_option("--path", role.path, "how slots travel")
-      ->check(CLI::IsMember({"auto", "get", "am"}))
+  app.add_option("--path", role.path, "how bytes travel")
+      ->check(CLI::IsMember({"auto", "get", "am", "mapped"}))
       ->capture_default_str();
 }
 
@@ -472,6 +476,9 @@ int main(int argc, char** argv) {
   app.add_option("--model", options.models,
                  "checkpoints (ours or llama2.c's); default: both trained variants")
       ->check(CLI::ExistingFile);
+  app.add_option("--registry", options.registry,
+                 "where ranks find each other: host:port, or etcd://a:1,b:2/prefix; default: a "
+                 "kvshard-registry of the demo's own");
   app.add_option("--prompts", options.prompts, "prompts for each row")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -51,7 +51,7 @@ class PrefillEngine {
     made->pullers_ = pullers[options.rank];
     KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport),
                                                  std::move(backends.engine)));
-    KVSHARD_TRY(made->registry_, make_http_registry(options.registry));
+    KVSHARD_TRY(made->registry_, make_registry(options.registry));
     KVSHARD_TRY(made->announcement_,
                 Announcement::start(*made->registry_, made->rank_->announcement(),
                                     std::chrono::seconds{20}));

@@ -8,6 +8,7 @@
 #include "base/try.hpp"
 #include "demo/roles.hpp"
 #include "kvshard/copy_engine.hpp"
+#include "kvshard/decode_rank.hpp"
 #include "kvshard/geometry.hpp"
 #include "kvshard/transport.hpp"
 #include "tiny_llm/kv.hpp"
@@ -35,6 +36,12 @@ inline kvshard::Result<Backends> make_backends(const RoleOptions& options) {
   copy.memory = cuda ? MemoryKind::cuda : MemoryKind::host;
   KVSHARD_TRY(made.engine, make_copy_engine(copy));
   return made;
+}
+
+/// Whether decode copies straight from pages, as `--path` has it: "get" and "am" go through slots.
+inline kvshard::Mapped mapped(const RoleOptions& options) {
+  if (options.path == "auto") return kvshard::Mapped::automatic;
+  return options.path == "mapped" ? kvshard::Mapped::always : kvshard::Mapped::never;
 }
 
 /// What the ranks of each side declare. Every rank can tell, and so who pulls from whom.
