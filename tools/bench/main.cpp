@@ -4,13 +4,17 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "bench/config.hpp"
 #include "bench/pull.hpp"
+#include "bench/replay.hpp"
 #include "bench/report.hpp"
 #include "bench/roles.hpp"
+#include "bench/sweep.hpp"
+#include "bench/trace.hpp"
 
 namespace kvshard::bench {
 namespace {
@@ -120,10 +124,113 @@ class PullCommand {
   std::string json_{"-"};
 };
 
+class SweepCommand {
+ public:
+  explicit SweepCommand(CLI::App& app)
+      : app_{*app.add_subcommand("sweep", "looks for the slots that suit a pull")} {
+    config_.pull.repeat = 10;
+    config_.pull.page_operations = 0;
+    add_pull_options(app_, config_.pull);
+    app_.add_option("--prefill", config_.pull.prefill, "page shards")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    app_.add_option("--slot-bytes", config_.slot_bytes, "slot sizes to try, KV bytes")
+        ->delimiter(',')
+        ->transform(CLI::AsSizeValue(false));
+    app_.add_option("--slots", config_.slots, "slot counts to try")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 256));
+    app_.add_option("--window", config_.windows, "windows to try")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 256));
+    app_.add_option("--json", json_, "where the result goes; -: stdout")->capture_default_str();
+    app_.add_option("--svg", svg_, "where a picture of it goes");
+  }
+
+  [[nodiscard]] bool asked() const { return app_.parsed(); }
+
+  int run() {
+    const auto sweep = run_sweep(config_);
+    if (!sweep) return fail(sweep.error());
+    fmt::print(stderr, "{}", sweep_verdict(*sweep));
+    Status written = write_text(json_, sweep->dump() + "\n");
+    if (written && !svg_.empty()) written = write_text(svg_, sweep_svg(*sweep));
+    return written ? 0 : fail(written.error());
+  }
+
+ private:
+  CLI::App& app_;
+  SweepConfig config_;
+  std::string json_{"-"}, svg_;
+};
+
+class ReplayCommand {
+ public:
+  explicit ReplayCommand(CLI::App& app)
+      : app_{*app.add_subcommand(
+            "replay", "a recorded trace through allocator, prefix cache and transfers")} {
+    app_.add_option("trace", config_.trace, "JSON lines, one request each")
+        ->required()
+        ->check(CLI::ExistingFile);
+    app_.add_option("--limit", limit_, "so many requests of it; 0: all");
+    app_.add_option("--prefill", config_.shards, "page shards")
+        ->check(CLI::Range(2, 64))
+        ->capture_default_str();
+    app_.add_option("--pool-tokens", config_.pool_tokens, "that a whole group can cache")
+        ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 36))
+        ->capture_default_str();
+    app_.add_option("--page-size", config_.page_size, "tokens in a page; divides 512")
+        ->check(CLI::Range(1, 512))
+        ->capture_default_str();
+    app_.add_option("--in-flight", config_.in_flight, "requests that run at once")
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+    app_.add_option("--layers", config_.layers, "of the small model")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    app_.add_option("--head-bytes", config_.head_bytes,
+                    "of a token in one of a layer's two buffers")
+        ->check(CLI::Range(8, 1 << 16))
+        ->capture_default_str();
+    app_.add_option("--slot-bytes", config_.slot_bytes, "KV bytes of a staging slot")
+        ->transform(CLI::AsSizeValue(false))
+        ->capture_default_str();
+    app_.add_option("--transport", transport_, "how slots travel")
+        ->check(CLI::IsMember({"loopback", "ucx"}))
+        ->capture_default_str();
+    app_.add_option("--json", json_, "where the result goes; -: stdout")->capture_default_str();
+    app_.add_option("--svg", svg_, "where a picture of pool use goes");
+  }
+
+  [[nodiscard]] bool asked() const { return app_.parsed(); }
+
+  int run() {
+    if (transport_ == "ucx") config_.transport = TransportOptions::Kind::ucx;
+    const auto trace = read_trace_file(config_.trace, limit_);
+    if (!trace) return fail(trace.error());
+    config_.trace = std::filesystem::path{config_.trace}.filename();
+    const auto replay = replay_trace(config_, *trace);
+    if (!replay) return fail(replay.error());
+    fmt::print(stderr, "{}", replay_verdict(*replay));
+    Status written = write_text(json_, replay->dump() + "\n");
+    if (written && !svg_.empty()) written = write_text(svg_, replay_svg(*replay));
+    return written ? 0 : fail(written.error());
+  }
+
+ private:
+  CLI::App& app_;
+  ReplayConfig config_;
+  std::size_t limit_{0};
+  std::string transport_{"loopback"};
+  std::string json_{"-"}, svg_;
+};
+
 int main(int argc, char** argv) {
   CLI::App app{"How fast KV pages move here, and why."};
   app.require_subcommand(1);
   PullCommand pull{app};
+  SweepCommand sweep{app};
+  ReplayCommand replay{app};
   const CLI::App* const prefill_rank = app.add_subcommand("prefill-rank", "")->group("");
   const CLI::App* const decode_rank = app.add_subcommand("decode-rank", "")->group("");
   CLI11_PARSE(app, argc, argv);
@@ -131,7 +238,7 @@ int main(int argc, char** argv) {
     Channel channel{UniqueFd{3}};
     return *prefill_rank ? run_prefill(channel) : run_decode(channel);
   }
-  return pull.run();
+  return pull.asked() ? pull.run() : sweep.asked() ? sweep.run() : replay.run();
 }
 
 }  // namespace

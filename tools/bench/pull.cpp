@@ -190,6 +190,10 @@ class Run {
     const double in_flight = wire / landed;
     const auto slots = static_cast<double>(std::min(config_.window, config_.slots));
     if (wire <= 0) return "the copy: no slot and no wire on this path";
+    if (source.bytes <= config_.slot_bytes)
+      return fmt::format(
+          "the request: it is a single slot, of which {} on the wire; nothing overlaps",
+          human_time(source.wire.p50()));
     if (static_cast<double>(source.first_ready.p50()) > 0.4 * landed)
       return fmt::format("the start: {} of {} pass before the first slot is ready",
                          human_time(source.first_ready.p50()), human_time(source.landed.p50()));
@@ -274,8 +278,8 @@ std::string pull_verdict(const Json& result) {
       human_time(result["request_p50_ns"].get<std::int64_t>()),
       human_time(result["request_p99_ns"].get<std::int64_t>()));
   for (const auto& [path, pulls] : result["pulls_by_path"].items())
-    text +=
-        fmt::format("  path      {}: {}\n", path, result["paths"][0]["reason"].get<std::string>());
+    text += fmt::format("  path      {}, {} pulls: {}\n", path, pulls.get<std::uint64_t>(),
+                        result["paths"][0]["reason"].get<std::string>());
   if (result.contains("baselines")) {
     for (const auto& [name, baseline] : result["baselines"].items()) {
       text += fmt::format("  ratio     {:.3g} to {} ({:.2f} GB/s)", baseline["ratio"].get<double>(),
