@@ -3,9 +3,9 @@
 #include <thread>
 
 #include "kvshard/log.hpp"
-#include "registry/etcd_cluster.hpp"
 #include "registry/etcd_json.hpp"
 #include "registry/rank_json.hpp"
+#include "support/etcd_cluster.hpp"
 #include "support/registry_examples.hpp"
 
 // What etcd does beyond what every registry does.

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "registry/raw_peer.hpp"
+#include "support/raw_peer.hpp"
 
 namespace kvshard::http {
 namespace {

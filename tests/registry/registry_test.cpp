@@ -11,7 +11,7 @@
 
 #include "kvshard/log.hpp"
 #include "registry/http.hpp"
-#include "registry/raw_peer.hpp"
+#include "support/raw_peer.hpp"
 #include "support/registry_examples.hpp"
 
 namespace kvshard {
@@ -109,9 +109,7 @@ class DiscoveryTest : public ::testing::TestWithParam<const char*> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Clients, DiscoveryTest, ::testing::Values("http://", "etcd://"),
-                         [](const auto& param) {
-                           return std::string(param.param, 4);
-                         });
+                         [](const auto& param) { return std::string(param.param, 4); });
 
 // acceptance 45: nothing
 TEST_P(DiscoveryTest, ADeadRegistryIsABoundedWaitAndAClearError) {

@@ -13,30 +13,11 @@
 #include "kvshard/log.hpp"
 #include "kvshard/registry.hpp"
 #include "support/registry_examples.hpp"
+#include "support/registry_services.hpp"
 
 // What every registry does. A test file includes this and instantiates RegistryConformance and
 // RegistryExpiryConformance with how its registry is started.
 namespace kvshard::testing {
-
-/// A registry that a test can lose and get back at its address.
-class RegistryService {
- public:
-  virtual ~RegistryService() = default;
-  /// For make_registry().
-  [[nodiscard]] virtual std::string address() const = 0;
-  virtual std::unique_ptr<Registry> connect() = 0;
-  virtual void kill() = 0;
-  virtual void start_again() = 0;
-};
-
-struct RegistryKind {
-  std::string name;
-  /// None where it cannot be had; then the tests are skipped.
-  std::unique_ptr<RegistryService> (*start)(std::chrono::seconds time_to_live);
-};
-inline void PrintTo(const RegistryKind& kind, std::ostream* out) {
-  *out << kind.name;
-}
 
 class RegistryConformance : public ::testing::TestWithParam<RegistryKind> {
  protected:

@@ -21,7 +21,7 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "registry/http.hpp"
-#include "registry/raw_peer.hpp"
+#include "support/raw_peer.hpp"
 
 namespace kvshard::testing {
 
@@ -31,6 +31,20 @@ inline bool etcd_is_installed() {
   for (std::string folder; std::getline(folders, folder, ':');)
     if (::access((folder + "/etcd").c_str(), X_OK) == 0) return true;
   return false;
+}
+
+/// A port that was free a moment ago. Outside the range from which the kernel takes ports (32768 and
+/// up), so that nobody gets it while a service that had it is dead for a while.
+inline std::uint16_t free_port() {
+  std::random_device random;
+  std::uniform_int_distribution<int> ports{12'000, 32'000};
+  while (true) {
+    const auto port = static_cast<std::uint16_t>(ports(random));
+    const UniqueFd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    const sockaddr_in address = loopback(port);
+    if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
+      return port;
+  }
 }
 
 /// One etcd process. It dies with the thread that started it.
@@ -142,20 +156,6 @@ class EtcdCluster {
     std::uint16_t peer_port;
     std::optional<EtcdProcess> process;
   };
-
-  // Outside the range from which the kernel takes ports (32768 and up), so that nobody gets it while
-  // a member is dead for a while.
-  static std::uint16_t free_port() {
-    std::random_device random;
-    std::uniform_int_distribution<int> ports{12'000, 32'000};
-    while (true) {
-      const auto port = static_cast<std::uint16_t>(ports(random));
-      const UniqueFd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-      const sockaddr_in address = loopback(port);
-      if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
-        return port;
-    }
-  }
 
   void start(std::size_t index, std::string_view state) {
     const auto url = [](std::uint16_t port) { return fmt::format("http://127.0.0.1:{}", port); };
