@@ -48,7 +48,7 @@ class Input {
   T number() {
     T value{};
     const std::size_t size = std::min(sizeof value, left_.size());
-    std::memcpy(&value, left_.data(), size);
+    if (size > 0) std::memcpy(&value, left_.data(), size);  // the data of nothing may be null
     left_ = left_.subspan(size);
     return value;
   }
