@@ -3,8 +3,9 @@
 #
 #   scripts/gpu_tests.sh [BIN_DIR [OUT_DIR]]
 #
-# BIN_DIR holds cuda_copy_engine_test and gpu_copy_bench, built elsewhere and carried here (the CUDA runtime,
-# gtest and this project are linked statically). Without it they are built here first. Logs and
+# BIN_DIR holds cuda_copy_engine_test, cuda_session_test and gpu_copy_bench, built elsewhere and carried here (the
+# CUDA runtime, gtest and this project are linked statically; a UCX with CUDA is found by LD_LIBRARY_PATH and
+# UCX_MODULE_DIR). Without it they are built here first. Logs and
 # gpu_copy_bench.jsonl go to OUT_DIR. Exits with 1 if anything failed.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,11 +16,12 @@ mkdir -p "$out"
 
 if [ -z "$bin" ]; then
   bin=$root/build/gpu-bin
-  cmake --preset cuda -S "$root" -B "$root/build/cuda" -DKVSHARD_ENABLE_UCX=OFF >"$out/build.log" &&
-    cmake --build "$root/build/cuda" --target cuda_copy_engine_test gpu_copy_bench >>"$out/build.log" ||
+  cmake --preset cuda -S "$root" -B "$root/build/cuda" >"$out/build.log" &&
+    cmake --build "$root/build/cuda" --target cuda_copy_engine_test cuda_session_test gpu_copy_bench >>"$out/build.log" ||
     { tail -n 30 "$out/build.log"; exit 1; }
   mkdir -p "$bin"
-  cp "$root/build/cuda/tests/copy/cuda_copy_engine_test" "$root/build/cuda/bench/gpu_copy_bench" "$bin"
+  cp "$root/build/cuda/tests/copy/cuda_copy_engine_test" "$root/build/cuda/tests/session/cuda_session_test" \
+    "$root/build/cuda/bench/gpu_copy_bench" "$bin"
 fi
 
 failed=0
@@ -35,6 +37,9 @@ verdict "bench: bytes verified" $?
 "$bin/cuda_copy_engine_test" --gtest_color=no >"$out/tests.log" 2>&1
 verdict "tests" $?
 grep -E "^\[  (FAILED|PASSED|SKIPPED)" "$out/tests.log"
+"$bin/cuda_session_test" --gtest_color=no >"$out/session.log" 2>&1
+verdict "session tests" $?
+grep -E "^\[  (FAILED|PASSED|SKIPPED)" "$out/session.log"
 
 # Small sizes. The sanitizer makes each launch wait for the stream before it, so the three tests that launch behind
 # a stream which they hold would never end; and it does not see what another process wrote, so the tests of that
