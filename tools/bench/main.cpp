@@ -68,6 +68,7 @@ void add_pull_options(CLI::App& app, PullConfig& config) {
   app.add_option("--warmup", config.warmup, "rounds before that")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  app.add_flag("!--no-baselines", config.baselines, "ours only");
 }
 
 class PullCommand {
@@ -92,7 +93,6 @@ class PullCommand {
                     "single-page gets to time as a baseline, at most; 0: none")
         ->capture_default_str();
     app_.add_flag("--one-page", one_page_, "requests of one page: latency from PULL to completion");
-    app_.add_flag("!--no-baselines", config_.baselines, "ours only");
     app_.add_option("--json", json_, "where results go, one line each; -: stdout")
         ->capture_default_str();
   }
