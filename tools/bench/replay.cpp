@@ -306,7 +306,7 @@ class Replay {
   std::uint64_t blocks_{0}, hit_blocks_{0}, tokens_{0}, verified_bytes_{0};
   std::uint64_t cached_blocks_{0}, evicted_{0};
   std::vector<std::uint32_t> peak_pages_;
-  std::vector<std::pair<std::size_t, std::uint32_t>> curve_;
+  std::vector<std::pair<std::size_t, std::uint32_t>> curve_{{0, 0}};  // pages after requests
   Samples latency_, skew_;
 };
 
@@ -397,9 +397,7 @@ std::string replay_svg(const Json& replay) {
                                point[1].get<double>() * (*run)["page_bytes"].get<double>() / 1e6);
   }
   const double last = chart.series[0].points.back().first;
-  for (int i = 0; i <= 4; ++i)
-    chart.x_ticks.push_back(chart.series[0].points.front().first +
-                            (last - chart.series[0].points.front().first) * i / 4);
+  for (int i = 0; i <= 4; ++i) chart.x_ticks.push_back(last * i / 4);
   return to_svg(chart);
 }
 

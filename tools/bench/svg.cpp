@@ -9,8 +9,8 @@
 namespace kvshard::bench {
 namespace {
 
-constexpr double kWidth = 720, kHeight = 400;
-constexpr double kLeft = 70, kRight = 170, kTop = 45, kBottom = 55;
+constexpr double kWidth = 750, kHeight = 400;
+constexpr double kLeft = 70, kRight = 200, kTop = 45, kBottom = 55;
 // Told apart also by people who do not see all colours.
 constexpr std::array kColours{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"};
 
