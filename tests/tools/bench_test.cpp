@@ -216,10 +216,12 @@ TEST(PrefixCacheTest, SharesPagesOfEqualPrefixesOnly) {
   PrefixCache cache = make_cache(64);
   const auto first = cache.admit(prompt({1, 2, 3})).value().value();
   const auto second = cache.admit(prompt({1, 2, 4})).value().value();
-  const auto other = cache.admit(prompt({9, 2, 3})).value().value();  // not equal from the start
+  const auto other = cache.admit(prompt({9})).value().value();
+  const auto longer = cache.admit(prompt({9, 2})).value().value();  // 2 follows 1 so far, not 9
   EXPECT_EQ(first.cached_blocks, 0U);
   EXPECT_EQ(second.cached_blocks, 2U);
   EXPECT_EQ(other.cached_blocks, 0U);
+  EXPECT_EQ(longer.cached_blocks, 1U);
   EXPECT_TRUE(std::equal(first.pages.begin(), first.pages.begin() + 4, second.pages.begin()));
   EXPECT_NE(first.pages[4], second.pages[4]);
 }
