@@ -1,6 +1,7 @@
 # The public headers: one FILE_SET, installed from this list and compiled alone by
 # VERIFY_INTERFACE_HEADER_SETS.
-file(GLOB KVSHARD_PUBLIC_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/kvshard/*.hpp)
+file(GLOB KVSHARD_PUBLIC_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/kvshard/*.h
+  ${PROJECT_SOURCE_DIR}/include/kvshard/*.hpp)
 target_sources(kvshard PUBLIC FILE_SET HEADERS
   BASE_DIRS ${PROJECT_SOURCE_DIR}/include FILES ${KVSHARD_PUBLIC_HEADERS})
 set_target_properties(kvshard PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON

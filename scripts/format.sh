@@ -14,5 +14,5 @@ if [[ ${1:-} == --check ]]; then
   command='"$0" --style=file "$1" | cmp -s - "$1" || { echo "format: $1 differs: run scripts/format.sh"; exit 1; }'
 fi
 find include src kernels tests tools examples bench \
-  \( -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
+  \( -name '*.h' -o -name '*.c' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
   xargs -0 -P "$(nproc)" -n 1 bash -c "$command" "$tool"
