@@ -18,7 +18,7 @@ void copy_text(std::string_view text, char* to, std::size_t capacity) noexcept {
   const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) == 0x80U; };
   if (bytes < text.size())
     while (bytes > 0 && continues(text[bytes])) --bytes;
-  std::memcpy(to, text.data(), bytes);
+  std::copy_n(text.data(), bytes, to);
   to[bytes] = '\0';
 }
 

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include <poll.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,10 +64,10 @@ static void wait_readable(int fd) {
   CHECK(poll(&at, 1, WAIT_MS) == 1);
 }
 
-static int lines;
+static atomic_int lines;  // of any thread
 static void count_line(void* context, int32_t level, const char* line, size_t bytes) {
   (void)level, (void)line, (void)bytes;
-  ++*(int*)context;
+  ++*(atomic_int*)context;
 }
 
 static void refuse_bad_input(kvshard_prefill_rank* rank, const kvshard_prefill_options* good) {

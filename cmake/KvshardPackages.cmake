@@ -1,0 +1,42 @@
+# Debian packages of a shared build, one for each install component: libkvshard0, libkvshard-dev,
+# kvshard-tools. `cmake --build <dir> --target package` makes them there.
+if(NOT kvshard_type STREQUAL "SHARED_LIBRARY")
+  return()
+endif()
+get_target_property(kvshard_soversion kvshard SOVERSION)
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME kvshard)
+set(CPACK_PACKAGE_VENDOR kvshard)
+if(NOT DEFINED CPACK_PACKAGE_CONTACT)  # whoever distributes the packages sets their own
+  set(CPACK_PACKAGE_CONTACT "kvshard developers <kvshard@example.invalid>")
+endif()
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_COMPONENTS_ALL runtime dev)
+if(TARGET kvshard-registry)
+  list(APPEND CPACK_COMPONENTS_ALL tools)
+endif()
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libkvshard${kvshard_soversion})
+set(CPACK_DEBIAN_DEV_PACKAGE_NAME libkvshard-dev)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME kvshard-tools)
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION net)
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library.")
+set(CPACK_COMPONENT_DEV_DESCRIPTION "Headers for C++ and C, CMake package and pkg-config file.")
+set(CPACK_COMPONENT_TOOLS_DESCRIPTION "The registry server and the benchmark.")
+
+# What binaries need, their symbols say. The tools find our library where it was built.
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR}/src)
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+set(kvshard_this_version "libkvshard${kvshard_soversion} (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "${kvshard_this_version}")
+set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "${kvshard_this_version}")
+include(CPack)
