@@ -84,7 +84,7 @@ TEST(CApiTest, AStructOfAnOlderVersionLacksFieldsThatAreThenZero) {
   EXPECT_EQ(ours->shard_rank, 3U);
   EXPECT_EQ(ours->offset, 5U);
   EXPECT_EQ(ours->bytes, 0U);
-  write(kvshard_side_data{.size = 0, .shard_rank = 1, .offset = 2, .bytes = 3}, &given, given.size);
+  write(kvshard_side_data{.size = 0, .shard_rank = 1, .offset = 2, .bytes = 3}, &given, 16);
   EXPECT_EQ(given.size, 16U);
   EXPECT_EQ(given.offset, 2U);
   EXPECT_EQ(given.bytes, 99U) << "written beyond the caller's struct";
