@@ -43,6 +43,10 @@ struct FragmentBatch {
   [[nodiscard]] constexpr std::uint64_t bytes() const noexcept {
     return buffers.size() * offsets.size() * shape.bytes();
   }
+  /// Rows, however many of them happen to be neighbours.
+  [[nodiscard]] constexpr std::uint64_t fragments() const noexcept {
+    return buffers.size() * offsets.size() * shape.outer * shape.inner;
+  }
 };
 
 /// Says whose bytes a slot holds. Gather writes it before and after the payload; scatter compares both.

@@ -20,6 +20,8 @@
 namespace kvshard {
 
 class Clock;
+class Tracer;
+struct DecodeMetrics;
 
 /// A connected group, as connect() names it. Never reused within a DecodeRank.
 enum class GroupId : std::uint64_t {};
@@ -50,6 +52,9 @@ struct DecodeOptions {
   std::chrono::milliseconds reconnect_max{2'000};
   std::uint32_t max_pulls{65'536};
   SecurityOptions security;  ///< without a secret, only loopback addresses can be connected to
+
+  bool metrics{true};              ///< time the stages of pulls, for metrics()
+  std::shared_ptr<Tracer> tracer;  ///< trace them too (tracer.hpp); null: do not
 };
 
 /// How one source rank did in one pull. With N sources the slowest decides.
@@ -58,7 +63,9 @@ struct SourceTiming {
   std::uint64_t pieces{0}, bytes{0};
   std::chrono::nanoseconds first_ready{0};  ///< from pull() to its first piece
   std::chrono::nanoseconds landed{0};       ///< from pull() to its last byte in our pages
+  std::chrono::nanoseconds landing{0};      ///< its pieces waited for landing slots, summed
   std::chrono::nanoseconds wire{0};         ///< summed over its fetches
+  std::chrono::nanoseconds scatter{0};      ///< summed over its copies into pages
 };
 
 struct SideData {
@@ -74,6 +81,9 @@ struct PullEvent {
   std::vector<SideData> side_data{};  ///< from each rank that sent some, by shard rank
   std::uint64_t bytes{0};
   std::chrono::nanoseconds total{0};
+  std::chrono::nanoseconds connect{
+      0};  ///< before any rank was asked: the queue, and sessions to be made
+  std::chrono::nanoseconds commit{0};  ///< from the last byte to the last verdict
   TransferPath path{TransferPath::automatic};
   std::vector<SourceTiming> sources{};  ///< by shard rank
 };
@@ -120,7 +130,8 @@ struct PullRequest {
       nullptr};  ///< borrowed until pull_done() returns; null: the event comes by poll()
 };
 
-/// One line for an operator: room, outcome, path, bytes, rate, and the slowest rank.
+/// One line for an operator: room, outcome, path, bytes, rate, the slowest rank, and what took it most of its
+/// time.
 KVSHARD_EXPORT std::string summarize(const PullEvent& event);
 
 /// Counters since create(), and gauges. A plain copy. started = done + failed + cancelled + pulls.
@@ -174,6 +185,9 @@ class KVSHARD_EXPORT DecodeRank {
   [[nodiscard]] int event_fd() const noexcept;
 
   [[nodiscard]] DecodeStats stats() const;
+  /// Where the time goes, by stage and by source rank (metrics.hpp). About 15 KB a copy, and as much for
+  /// each source rank.
+  [[nodiscard]] DecodeMetrics metrics() const;
 
   /// Ends all pulls, says goodbye, and stops the thread, within about two seconds. Afterwards the pool
   /// is not touched; poll() still gives the last events. May be called twice.

@@ -390,6 +390,8 @@ typedef struct kvshard_source_timing {
   uint64_t first_ready_ns; /* nanoseconds from pull to its first piece */
   uint64_t landed_ns;      /* nanoseconds from pull to its last byte in our pages */
   uint64_t wire_ns;        /* nanoseconds, summed over its fetches */
+  uint64_t landing_ns;     /* nanoseconds its pieces waited for landing slots, summed */
+  uint64_t scatter_ns;     /* nanoseconds, summed over its copies into pages */
 } kvshard_source_timing;
 
 /* One prefill rank's side data: side_bytes[offset, offset + bytes) of the event. */
@@ -421,6 +423,8 @@ typedef struct kvshard_pull_event {
   int32_t path;                 /* enum kvshard_path */
   uint32_t reserved;
   char message[KVSHARD_MESSAGE_BYTES]; /* of the code; empty when ok */
+  uint64_t connect_ns;                 /* nanoseconds before any rank was asked */
+  uint64_t commit_ns;                  /* nanoseconds from the last byte to the last verdict */
 } kvshard_pull_event;
 
 /* kvshard::DecodeStats: counters since create, and gauges. */

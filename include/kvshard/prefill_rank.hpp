@@ -21,6 +21,8 @@
 namespace kvshard {
 
 class Clock;
+class Tracer;
+struct PrefillMetrics;
 
 /// How one prefill rank serves its shard of a group's KV cache.
 struct PrefillOptions {
@@ -51,6 +53,9 @@ struct PrefillOptions {
   std::uint32_t max_rooms{65'536};
   SecurityOptions security;  ///< without a secret, listen_host must be a loopback address
   ControlLimits limits;      ///< on what peers can make this rank hold
+
+  bool metrics{true};              ///< time the stages of pulls, for metrics()
+  std::shared_ptr<Tracer> tracer;  ///< trace them too (tracer.hpp); null: do not
 };
 
 /// Positions whose KV is ready, or will be when `ready` fires.
@@ -132,6 +137,8 @@ class KVSHARD_EXPORT PrefillRank {
   [[nodiscard]] int event_fd() const noexcept;
 
   [[nodiscard]] PrefillStats stats() const;
+  /// Where the time goes, by stage (metrics.hpp). About 15 KB a copy.
+  [[nodiscard]] PrefillMetrics metrics() const;
 
   /// Aborts all rooms, tells the peers, and stops the thread, within about two seconds. Afterwards the
   /// pool is not touched; poll() still gives the last events. May be called twice.

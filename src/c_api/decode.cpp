@@ -93,7 +93,9 @@ Status fill(const PullEvent& from, kvshard_pull_event to, kvshard_pull_event* ca
                                 .bytes = source.bytes,
                                 .first_ready_ns = to_count(source.first_ready),
                                 .landed_ns = to_count(source.landed),
-                                .wire_ns = to_count(source.wire)},
+                                .wire_ns = to_count(source.wire),
+                                .landing_ns = to_count(source.landing),
+                                .scatter_ns = to_count(source.scatter)},
           element(to.sources, source_size, i), source_size);
   }
   std::uint64_t offset = 0;
@@ -115,6 +117,8 @@ Status fill(const PullEvent& from, kvshard_pull_event to, kvshard_pull_event* ca
   to.room = index(from.room);
   to.bytes = from.bytes;
   to.total_ns = to_count(from.total);
+  to.connect_ns = to_count(from.connect);
+  to.commit_ns = to_count(from.commit);
   to.path = static_cast<std::int32_t>(from.path);
   kvshard_error outcome{};
   to.code = report(from.status, &outcome);
@@ -302,6 +306,8 @@ int32_t kvshard_summarize(const kvshard_pull_event* event, char* text, size_t ca
     }
     made.bytes = from.bytes;
     made.total = to_time(from.total_ns);
+    made.connect = to_time(from.connect_ns);
+    made.commit = to_time(from.commit_ns);
     KVSHARD_TRY(made.path,
                 to_enum(from.path, TransferPath::automatic, TransferPath::mapped, "path"));
     made.sources.resize(from.source_count);
@@ -315,7 +321,9 @@ int32_t kvshard_summarize(const kvshard_pull_event* event, char* text, size_t ca
                                            .bytes = source.bytes,
                                            .first_ready = to_time(source.first_ready_ns),
                                            .landed = to_time(source.landed_ns),
-                                           .wire = to_time(source.wire_ns)};
+                                           .landing = to_time(source.landing_ns),
+                                           .wire = to_time(source.wire_ns),
+                                           .scatter = to_time(source.scatter_ns)};
                      });
     }
     copy_text(summarize(made), text, capacity);

@@ -18,7 +18,8 @@ bool is_permanent(ErrorCode code) noexcept {
 
 }  // namespace
 
-void DecodeRank::Impl::add_group(GroupId id, const GroupSpec& spec) {
+void DecodeRank::Impl::add_group(GroupId id, const GroupSpec& spec,
+                                 std::span<const std::shared_ptr<SourceCounts>> counts) {
   auto group = std::make_unique<Group>();
   group->id = id;
   group->spec = spec;
@@ -27,6 +28,7 @@ void DecodeRank::Impl::add_group(GroupId id, const GroupSpec& spec) {
     auto peer = std::make_unique<Peer>();
     peer->group = group.get();
     peer->member = member;
+    peer->counts = counts[member.shard_rank];
     group->peers[member.shard_rank] = std::move(peer);
   }
   Group& made = *groups_.emplace(static_cast<std::uint64_t>(id), std::move(group)).first->second;
@@ -58,6 +60,7 @@ void DecodeRank::Impl::remove_group(GroupId id) {
     if (peer->ready) {
       --ready_sessions_;
       counters::subtract(stats_.peers);
+      counters::subtract(peer->counts->connected);
     }
     peer->session->lost = true;
     retire(std::move(peer->session));
@@ -207,6 +210,7 @@ Status DecodeRank::Impl::map(Session& session, const wire::Welcome& welcome) {
   if (options_.mapped == Mapped::always)
     return Error{ErrorCode::unsupported, "mapped: " + mapped.error().message};
   session.path.reason = "not mapped: " + mapped.error().message + "; ";
+  counters::add(counts_.not_mapped);
   return {};
 }
 
@@ -221,6 +225,7 @@ void DecodeRank::Impl::probed(Session& session, Status status) noexcept {
   const std::string not_mapped = std::move(session.path.reason);
   session.path = session.endpoint->path();
   session.path.reason.insert(0, not_mapped);
+  if (!session.path.get_native) counters::add(counts_.emulated);
   settled(session);
 }
 
@@ -277,6 +282,8 @@ void DecodeRank::Impl::begin(Session& session) {
   peer.ready = true;
   ++ready_sessions_;
   counters::add(stats_.peers);
+  counters::add(peer.counts->connected);
+  counters::add(counts_.sessions[static_cast<std::size_t>(session.path.path)]);
   if (!group.ready()) return;
   {
     const MutexLock lock{front_mutex_};
@@ -308,6 +315,7 @@ void DecodeRank::Impl::lose(Session& session, Error error) noexcept {
     peer.ready = false;
     --ready_sessions_;
     counters::subtract(stats_.peers);
+    counters::subtract(peer.counts->connected);
     counters::add(stats_.peers_lost);
     log::info("peer lost: shard {}, {} pulls: {}", peer.member.shard_rank, session.pulls.size(),
               error.message);
@@ -365,6 +373,7 @@ void DecodeRank::Impl::refuse(Session& session, Error error) {
     front_changed_.notify_all();
   }
   log::warning("prefill rank {} refused: {}", session.peer.member.shard_rank, error.message);
+  recorder_.refuse(error, !session.peer.ready);
   lose(session, std::move(error));
 }
 

@@ -18,6 +18,7 @@
 #include "session/event_queue.hpp"
 #include "session/pool_view.hpp"
 #include "session/progress_thread.hpp"
+#include "session/recorder.hpp"
 #include "wire/codec.hpp"
 #include "wire/messages.hpp"
 
@@ -30,7 +31,10 @@ namespace kvshard {
 class DecodeRank::Impl {
  public:
   Impl(DecodeOptions options, const Clock& clock)
-      : options_{std::move(options)}, clock_{clock}, incarnation_{random_id()} {}
+      : options_{std::move(options)},
+        clock_{clock},
+        incarnation_{random_id()},
+        recorder_{options_.metrics, options_.tracer.get(), "decode", clock} {}
   ~Impl();
 
   Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
@@ -44,16 +48,25 @@ class DecodeRank::Impl {
   std::size_t poll(std::span<PullEvent> events) { return events_.poll(events); }
   [[nodiscard]] int event_fd() const noexcept { return events_.fd(); }
   [[nodiscard]] DecodeStats stats() const { return counters::snapshot(stats_); }
+  [[nodiscard]] DecodeMetrics metrics() const;
   void close() noexcept;
 
  private:
+  // What a source rank did, over all its sessions. Written on the progress thread, read on any.
+  struct SourceCounts {
+    std::uint64_t connected{0};  // gauge
+    std::uint64_t pieces{0}, bytes{0}, slowest{0};
+    DurationHistogram wait, wire;
+  };
+
   struct FrontGroup {
     GroupSpec spec;
     std::uint32_t waiters{0};
     bool ready{false};             // all sessions are up, now or once
     std::optional<Error> refused;  // will not work however often it is tried
     Error last_error{ErrorCode::unavailable, "not reached yet"};
-    std::vector<PathReport> paths;  // by shard rank
+    std::vector<PathReport> paths;                      // by shard rank
+    std::vector<std::shared_ptr<SourceCounts>> counts;  // likewise
   };
 
   struct Peer;
@@ -72,6 +85,7 @@ class DecodeRank::Impl {
     std::uint64_t pull;
     std::uint32_t shard_rank;
     wire::Ready ready;
+    TimePoint arrived;
   };
 
   // One life of the connection to one prefill rank: from connect to loss. It outlives its loss until
@@ -115,6 +129,7 @@ class DecodeRank::Impl {
   struct Peer {
     Group* group{nullptr};
     GroupMember member;
+    std::shared_ptr<SourceCounts> counts;
     std::unique_ptr<Session> session;
     bool ready{false};
     std::uint32_t failed_attempts{0};  // in a row
@@ -162,6 +177,7 @@ class DecodeRank::Impl {
     std::uint64_t landed{0};  // pieces whose bytes are in our pages
     bool last{false};
     bool committed{false};
+    bool heard{false};  // its first READY is here
     std::vector<std::byte> side_data;
     SourceTiming timing;
 
@@ -187,6 +203,8 @@ class DecodeRank::Impl {
     std::vector<Table> tables;
     EventHandle after{nullptr};
     TimePoint started{}, deadline{};
+    TimePoint queued{}, sent{},
+        complete{};  // reached the progress thread; was sent; has all its bytes
     PullListener* listener{nullptr};
     std::unique_ptr<StreamGate> gate;  // holds the engine's stream back
     State state{State::connecting};
@@ -224,11 +242,13 @@ class DecodeRank::Impl {
     std::uint32_t shard_rank{0};
     Session* session{nullptr};
     wire::Ready ready;
-    TimePoint started{};
+    TimePoint started{}, landed{};  // the fetch; the fetch's end
+    Duration waited{};
   };
 
   // Groups and sessions.
-  void add_group(GroupId id, const GroupSpec& spec);
+  void add_group(GroupId id, const GroupSpec& spec,
+                 std::span<const std::shared_ptr<SourceCounts>> counts);
   void remove_group(GroupId id);
   void open_session(Peer& peer);
   void greet(Session& session);
@@ -270,6 +290,9 @@ class DecodeRank::Impl {
   void finish_if_committed(Pull& pull);
   void finish_if_idle(Pull& pull);
   void finish(Pull& pull);
+  void record_end(const Pull& pull, const PullEvent& event, TimePoint ended);
+  void record_wire(const Landing& landing, Pull& pull);
+  [[nodiscard]] static Span piece_span(Stage stage, const Landing& landing, const Pull& pull);
   Pull* find_pull(std::uint64_t id) noexcept {
     const auto found = pulls_.find(id);
     return found == pulls_.end() ? nullptr : found->second.get();
@@ -310,6 +333,14 @@ class DecodeRank::Impl {
   bool closed_ KVSHARD_GUARDED_BY(front_mutex_){false};
   EventQueue<PullEvent> events_;
   mutable DecodeStats stats_;
+  // Of DecodeMetrics.
+  struct Counts {
+    EndCounts pulls{};
+    PathCounts sessions{}, bytes{};
+    std::uint64_t fragments{0}, not_mapped{0}, emulated{0}, landing_bytes{0};
+  };
+  mutable Counts counts_;
+  Recorder recorder_;
 
   std::unique_ptr<StagingMemory> landing_memory_;
   std::optional<Authority> authority_;  // set by start(), then constant but for its secrets()

@@ -12,6 +12,12 @@ namespace kvshard {
 void DecodeRank::Impl::start_pull(std::shared_ptr<Pull> made) {
   Pull& pull = *made;
   pulls_.emplace(pull.id, std::move(made));
+  pull.queued = clock_.now();
+  recorder_.record({.stage = Stage::queue,
+                    .begin = pull.started,
+                    .end = pull.queued,
+                    .room = pull.room,
+                    .pull = pull.id});
   if (draining_ || pull.group == nullptr)
     return fail(pull, Error{ErrorCode::unavailable, "the group is not connected any more"});
   Group& group = *pull.group;
@@ -29,6 +35,12 @@ void DecodeRank::Impl::start_pull(std::shared_ptr<Pull> made) {
 
 void DecodeRank::Impl::send_pulls(Pull& pull) {
   pull.state = Pull::State::pulling;
+  pull.sent = clock_.now();
+  recorder_.record({.stage = Stage::connect,
+                    .begin = pull.queued,
+                    .end = pull.sent,
+                    .room = pull.room,
+                    .pull = pull.id});
   pull.parts.resize(pull.group->peers.size());
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(pull.deadline - now()).count();
@@ -216,6 +228,16 @@ void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
     return refuse(session, bad_ready(pull->id, fmt::format("piece {}, expected {}", ready.piece,
                                                            part.pieces.size())));
   }
+  const TimePoint arrived = clock_.now();
+  if (!std::exchange(part.heard, true)) {
+    recorder_.record({.stage = Stage::wait,
+                      .begin = pull->sent,
+                      .end = arrived,
+                      .room = pull->room,
+                      .pull = pull->id,
+                      .source = rank});
+    if (options_.metrics) Recorder::add(session.peer.counts->wait, arrived - pull->sent);
+  }
   if (ready.last) {
     if (Status fits = take_last(session, *pull, part, ready); !fits) {
       if (fits.error().code == ErrorCode::data_loss) return fail(*pull, std::move(fits).error());
@@ -225,10 +247,10 @@ void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
   }
   if (Status fits = take_piece(session, *pull, part, ready); !fits)
     return refuse(session, std::move(fits).error());
-  if (part.pieces.empty()) part.timing.first_ready = clock_.now() - pull->started;
+  if (part.pieces.empty()) part.timing.first_ready = arrived - pull->started;
   part.pieces.push_back({ready.slot, ready.generation, ready.payload_bytes});
   ++part.unreleased;
-  ready_.push_back({pull->id, rank, std::move(ready)});
+  ready_.push_back({pull->id, rank, std::move(ready), arrived});
   pump();
 }
 
@@ -253,6 +275,10 @@ void DecodeRank::Impl::pump() {
     landing.session = &session;
     landing.ready = std::move(piece.ready);
     landing.started = clock_.now();
+    landing.waited = landing.started - piece.arrived;
+    pull->parts[piece.shard_rank].timing.landing += landing.waited;
+    recorder_.time(Stage::landing, landing.waited);
+    counters::add(counts_.landing_bytes, landing.ready.payload_bytes);
     if (session.mapped != nullptr) {
       land(landing, *pull);
       continue;
@@ -281,6 +307,7 @@ void DecodeRank::Impl::free_landing(Landing& landing) {
   landing.pull = 0;
   free_landings_.push_back(landing.index);
   counters::subtract(stats_.landing_in_use);
+  counters::subtract(counts_.landing_bytes, landing.ready.payload_bytes);
   --session.landings;
   for (bool found = false; !found && !session.held.empty(); session.held.pop_front()) {
     const Pull* const pull = find_pull(session.held.front().pull);
@@ -302,9 +329,31 @@ void DecodeRank::Impl::fetched(Landing& landing, Status status) noexcept {
     lose(session, std::move(status).error());  // fails the pull too
     return pump();
   }
-  pull->parts[landing.shard_rank].timing.wire += clock_.now() - landing.started;
+  landing.landed = clock_.now();
+  record_wire(landing, *pull);
   release(landing, *pull);
   land(landing, *pull);
+}
+
+// The piece has travelled: from landing.started to landing.landed.
+void DecodeRank::Impl::record_wire(const Landing& landing, Pull& pull) {
+  const Duration wire = landing.landed - landing.started;
+  pull.parts[landing.shard_rank].timing.wire += wire;
+  recorder_.record(piece_span(Stage::wire, landing, pull));
+  if (options_.metrics) Recorder::add(landing.session->peer.counts->wire, wire);
+}
+
+Span DecodeRank::Impl::piece_span(Stage stage, const Landing& landing, const Pull& pull) {
+  return {.stage = stage,
+          .begin = landing.started,
+          .end = landing.landed,
+          .room = pull.room,
+          .pull = pull.id,
+          .source = landing.shard_rank,
+          .slot = landing.index,
+          .piece = landing.ready.piece,
+          .bytes = landing.ready.payload_bytes,
+          .waited = landing.waited};
 }
 
 // The peer may reuse the slot from here on: its bytes are ours. Whether they were valid is for COMMIT.
@@ -345,6 +394,8 @@ void DecodeRank::Impl::land(Landing& landing, Pull& pull) {
     job.slot = nullptr;
     job.checksum = false;
   }
+  for (const FragmentBatch& batch : selection_.batches)
+    counters::add(counts_.fragments, batch.fragments());
   landing.state = Landing::State::scattering;
   ++pull.scatters;
   if (Status taken = thread_->engine().submit(job, landing); !taken)
@@ -361,16 +412,30 @@ void DecodeRank::Impl::scattered(Landing& landing, Status status) noexcept {
     fail(pull, std::move(status).error());
   } else {
     Part& part = pull.parts[landing.shard_rank];
+    const TimePoint end = clock_.now();
+    const std::uint64_t bytes = landing.ready.payload_bytes;
+    SourceCounts& counts = *landing.session->peer.counts;
     if (landing.session->mapped != nullptr) {
-      part.timing.wire += clock_.now() - landing.started;
+      landing.landed = end;
+      record_wire(landing, pull);
       release(landing, pull);
+    } else {
+      Span span = piece_span(Stage::scatter, landing, pull);
+      span.begin = landing.landed;
+      span.end = end;
+      span.waited = {};
+      recorder_.record(span);
+      part.timing.scatter += end - landing.landed;
     }
     ++part.landed;
     ++part.timing.pieces;
-    part.timing.bytes += landing.ready.payload_bytes;
-    part.timing.landed = clock_.now() - pull.started;
+    part.timing.bytes += bytes;
+    part.timing.landed = end - pull.started;
     counters::add(stats_.pieces);
-    counters::add(stats_.bytes, landing.ready.payload_bytes);
+    counters::add(stats_.bytes, bytes);
+    counters::add(counts_.bytes[static_cast<std::size_t>(pull.path)], bytes);
+    counters::add(counts.pieces);
+    counters::add(counts.bytes, bytes);
     commit_if_complete(pull);
   }
   free_landing(landing);
@@ -382,6 +447,7 @@ void DecodeRank::Impl::commit_if_complete(Pull& pull) {
                    [](const Part& part) { return part.complete(); }))
     return;
   pull.state = Pull::State::committing;
+  pull.complete = clock_.now();
   for (const Part& part : pull.parts) {
     if (part.committed) continue;  // it gives nothing
     wire::PieceDigest digest;
@@ -455,12 +521,43 @@ void DecodeRank::Impl::finish_if_idle(Pull& pull) {
   if (pull.scatters == 0) finish(pull);
 }
 
+void DecodeRank::Impl::record_end(const Pull& pull, const PullEvent& event, TimePoint ended) {
+  counters::add(counts_.pulls[end_code(event.status)]);
+  Span span{.stage = Stage::pull,
+            .begin = pull.started,
+            .end = ended,
+            .room = pull.room,
+            .pull = pull.id};
+  if (!event.status) return recorder_.trace(span);
+  recorder_.record(span);
+  span.stage = Stage::commit;
+  span.begin = pull.complete;
+  recorder_.record(span);
+  const Part* first = nullptr;
+  const Part* last = nullptr;
+  for (const Part& part : pull.parts) {
+    if (part.pieces.empty()) continue;
+    if (first == nullptr || part.timing.landed < first->timing.landed) first = &part;
+    if (last == nullptr || part.timing.landed >= last->timing.landed) last = &part;
+  }
+  if (first == last) return;  // one source, or none
+  span.stage = Stage::skew;
+  span.begin = pull.started + first->timing.landed;
+  span.end = pull.started + last->timing.landed;
+  span.source = last->timing.shard_rank;
+  recorder_.record(span);
+  counters::add(pull.group->peers[last->timing.shard_rank]->counts->slowest);
+}
+
 void DecodeRank::Impl::finish(Pull& pull) {
+  const TimePoint ended = clock_.now();
   PullEvent event{.pull = PullId{pull.id},
                   .room = pull.room,
                   .status = std::move(pull.status),
-                  .total = clock_.now() - pull.started,
+                  .total = ended - pull.started,
                   .path = pull.path};
+  if (!pull.parts.empty()) event.connect = pull.sent - pull.started;
+  if (pull.state == Pull::State::committing) event.commit = ended - pull.complete;
   for (Part& part : pull.parts) {
     event.bytes += part.timing.bytes;
     if (event.status && !part.side_data.empty())
@@ -471,6 +568,7 @@ void DecodeRank::Impl::finish(Pull& pull) {
                 : event.status.error().code == ErrorCode::cancelled ? stats_.pulls_cancelled
                                                                     : stats_.pulls_failed);
   counters::subtract(stats_.pulls);
+  record_end(pull, event, ended);
   if (pull.group != nullptr && pull.parts.empty()) std::erase(pull.group->waiting, pull.id);
   PullListener* const listener = pull.listener;
   const std::unique_ptr<StreamGate> gate = std::move(pull.gate);  // opened last

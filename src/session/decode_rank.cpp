@@ -6,6 +6,7 @@
 #include "base/assert.hpp"
 #include "base/log.hpp"
 #include "base/try.hpp"
+#include "kvshard/metrics.hpp"
 #include "session/decode_impl.hpp"
 #include "session/time_limits.hpp"
 
@@ -115,7 +116,11 @@ Result<GroupId> DecodeRank::Impl::connect(const GroupSpec& spec,
     found = front_groups_.try_emplace(next_group_++).first;
     found->second.spec = spec;
     found->second.paths.resize(spec.members.size());
-    post([this, id = GroupId{found->first}, spec] { add_group(id, spec); });
+    found->second.counts.resize(spec.members.size());
+    for (auto& counts : found->second.counts) counts = std::make_shared<SourceCounts>();
+    post([this, id = GroupId{found->first}, spec, counts = found->second.counts] {
+      add_group(id, spec, counts);
+    });
   }
   const std::uint64_t id = found->first;
   FrontGroup& group = found->second;
@@ -152,6 +157,39 @@ Result<PathReport> DecodeRank::Impl::path(GroupId group, std::uint32_t shard_ran
                                                           static_cast<std::uint64_t>(group))};
   }
   return found->second.paths[shard_rank];
+}
+
+DecodeMetrics DecodeRank::Impl::metrics() const {
+  const Counts counts = counters::snapshot(counts_);
+  DecodeMetrics made{.stats = stats(),
+                     .stages = recorder_.stages(),
+                     .pulls = counts.pulls,
+                     .fragments = counts.fragments,
+                     .sessions = counts.sessions,
+                     .bytes = counts.bytes,
+                     .not_mapped = counts.not_mapped,
+                     .emulated = counts.emulated,
+                     .landing_bytes = counts.landing_bytes,
+                     .landing_slots = options_.landing_slots,
+                     .refused = recorder_.refused(),
+                     .sources = {}};
+  const MutexLock lock{front_mutex_};
+  for (const auto& [id, group] : front_groups_) {
+    for (std::uint32_t rank = 0; rank < group.counts.size(); ++rank) {
+      const SourceCounts source = counters::snapshot(*group.counts[rank]);
+      made.sources.push_back({.group = group.spec.name,
+                              .epoch = group.spec.epoch,
+                              .shard_rank = rank,
+                              .connected = source.connected != 0,
+                              .path = group.paths[rank],
+                              .pieces = source.pieces,
+                              .bytes = source.bytes,
+                              .slowest = source.slowest,
+                              .wait = source.wait,
+                              .wire = source.wire});
+    }
+  }
+  return made;
 }
 
 // Checks a table's destinations and takes them into the pull.
@@ -371,19 +409,31 @@ void DecodeRank::Impl::finish_close() {
 // ---- the public class ------------------------------------------------------------------------------
 
 std::string summarize(const PullEvent& event) {
+  const auto ms = [](std::chrono::nanoseconds time) {
+    return std::chrono::duration<double, std::milli>{time}.count();
+  };
   std::string line =
       fmt::format("room {}: {}, {} bytes by {} from {} ranks in {:.3f} ms", index(event.room),
                   event.status ? "ok" : to_string(event.status.error().code), event.bytes,
-                  to_string(event.path), event.sources.size(),
-                  std::chrono::duration<double, std::milli>{event.total}.count());
-  const auto slowest =
-      std::max_element(event.sources.begin(), event.sources.end(),
-                       [](const auto& a, const auto& b) { return a.landed < b.landed; });
+                  to_string(event.path), event.sources.size(), ms(event.total));
+  if (event.bytes > 0 && event.total.count() > 0) {
+    line += fmt::format(" ({:.2f} GB/s)", static_cast<double>(event.bytes) /
+                                              static_cast<double>(event.total.count()));
+  }
+  const auto slowest = std::ranges::max_element(event.sources, {}, &SourceTiming::landed);
   if (slowest != event.sources.end() && slowest->pieces > 0) {
-    line += fmt::format(", slowest rank {}: landed after {:.3f} ms, wire {:.3f} ms",
-                        slowest->shard_rank,
-                        std::chrono::duration<double, std::milli>{slowest->landed}.count(),
-                        std::chrono::duration<double, std::milli>{slowest->wire}.count());
+    // What took most of its time; pieces overlap, so the sums may be longer than the pull.
+    const std::pair<std::string_view, std::chrono::nanoseconds> parts[]{
+        {"connect", event.connect},
+        {"wait for its first piece", slowest->first_ready - event.connect},
+        {"wait for landing slots", slowest->landing},
+        {"wire", slowest->wire},
+        {"scatter", slowest->scatter},
+        {"commit", event.commit}};
+    const auto most =
+        std::ranges::max_element(parts, {}, [](const auto& part) { return part.second; });
+    line += fmt::format(", slowest rank {}: landed after {:.3f} ms, most of it {} {:.3f} ms",
+                        slowest->shard_rank, ms(slowest->landed), most->first, ms(most->second));
   }
   if (!event.status) line += ": " + event.status.error().message;
   return line;
@@ -414,6 +464,9 @@ int DecodeRank::event_fd() const noexcept {
 }
 DecodeStats DecodeRank::stats() const {
   return impl_->stats();
+}
+DecodeMetrics DecodeRank::metrics() const {
+  return impl_->metrics();
 }
 void DecodeRank::close() noexcept {
   impl_->close();

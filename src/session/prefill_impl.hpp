@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -20,6 +22,7 @@
 #include "session/event_queue.hpp"
 #include "session/pool_view.hpp"
 #include "session/progress_thread.hpp"
+#include "session/recorder.hpp"
 #include "session/slot_table.hpp"
 #include "wire/codec.hpp"
 #include "wire/messages.hpp"
@@ -48,7 +51,11 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   static Result<std::vector<OwnTable>> own_tables(const Geometry& geometry);
 
   Impl(PrefillOptions options, const Clock& clock)
-      : options_{std::move(options)}, clock_{clock}, incarnation_{random_id()} {}
+      : options_{std::move(options)},
+        clock_{clock},
+        incarnation_{random_id()},
+        recorder_{options_.metrics, options_.tracer.get(),
+                  fmt::format("prefill {}", options_.shard_rank), clock} {}
   ~Impl();
 
   Status start(std::unique_ptr<Transport> transport, std::unique_ptr<CopyEngine> engine);
@@ -62,6 +69,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::size_t poll(std::span<RoomEvent> events) { return events_.poll(events); }
   [[nodiscard]] int event_fd() const noexcept { return events_.fd(); }
   [[nodiscard]] PrefillStats stats() const { return counters::snapshot(stats_); }
+  [[nodiscard]] PrefillMetrics metrics() const;
   void close() noexcept;
 
  private:
@@ -107,7 +115,9 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     Room* room{nullptr};
     std::uint64_t pull{0};
     std::uint32_t window{1};
+    TimePoint claimed{};
     bool queued{false};
+    TimePoint queued_at{};
 
     // What it wants of each table of the peer's plan.
     struct Want {
@@ -142,7 +152,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   struct WaitingPull {
     std::uint64_t peer;
     wire::Pull pull;
-    TimePoint deadline;
+    TimePoint arrived, deadline;
   };
 
   // One decode rank's control connection.
@@ -221,6 +231,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   void slot_gathered(std::uint32_t index, Status status) noexcept override;
   void announce(Lease& lease);
   void free_slot(SlotTable::Slot& slot);
+  [[nodiscard]] Span slot_span(Stage stage, const SlotTable::Slot& slot, TimePoint begin,
+                               TimePoint end) const;
 
   void sweep();
   void begin_close();
@@ -247,6 +259,13 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::condition_variable_any closed_changed_;
   EventQueue<RoomEvent> events_;
   mutable PrefillStats stats_;
+  // Of PrefillMetrics.
+  struct Counts {
+    EndCounts pulls{}, rooms{};
+    std::uint64_t fragments{0}, peers_connected{0}, oldest_lease_ns{0};
+  };
+  mutable Counts counts_;
+  Recorder recorder_;
 
   std::unique_ptr<PoolExport> pool_export_;  // null when the pool cannot be mapped
   std::unique_ptr<StagingMemory> staging_memory_;

@@ -69,6 +69,7 @@ void PrefillRank::Impl::refuse(Peer& peer, Error error) {
 
 void PrefillRank::Impl::log_refusal(const Peer& peer, const Error& error) {
   counters::add(stats_.peers_refused);
+  recorder_.refuse(error, !peer.view);
   if (const auto held_back = refusals_.pass(now())) {
     log::warning("peer refused: {}: {}{}", peer.name, error.message,
                  *held_back == 0 ? "" : fmt::format(" ({} lines like this held back)", *held_back));
@@ -95,6 +96,7 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
   counters::subtract(stats_.peers);
   if (peer.welcomed) {
     --welcomed_;
+    counters::subtract(counts_.peers_connected);
     counters::add(stats_.peers_lost);
     log::info("peer lost: decode {}, {} pulls: {}", peer.name, peer.leases.size(), error.message);
   }
@@ -149,6 +151,7 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
   peer.capacity = std::min(options_.slot_payload_bytes, hello->landing_payload_bytes);
   peer.welcomed = true;
   ++welcomed_;
+  counters::add(counts_.peers_connected);
   const auto address = thread_->transport().address();
   const auto staging = staging_->packed();
   const auto pool = pool_export_ != nullptr ? pool_export_->bytes() : std::span<const std::byte>{};

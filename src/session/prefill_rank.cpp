@@ -6,6 +6,7 @@
 #include "base/assert.hpp"
 #include "base/log.hpp"
 #include "base/try.hpp"
+#include "kvshard/metrics.hpp"
 #include "session/prefill_impl.hpp"
 #include "session/time_limits.hpp"
 
@@ -132,6 +133,23 @@ RankAnnouncement PrefillRank::Impl::announcement() const {
           .host = options_.listen_host,
           .port = port_,
           .geometry_fields = describe(options_.pool.geometry)};
+}
+
+PrefillMetrics PrefillRank::Impl::metrics() const {
+  const Counts counts = counters::snapshot(counts_);
+  return {
+      .group = options_.group,
+      .shard_rank = options_.shard_rank,
+      .shard_size = options_.shard_size,
+      .stats = stats(),
+      .stages = recorder_.stages(),
+      .pulls = counts.pulls,
+      .rooms = counts.rooms,
+      .fragments = counts.fragments,
+      .peers_connected = counts.peers_connected,
+      .oldest_lease = std::chrono::nanoseconds{static_cast<std::int64_t>(counts.oldest_lease_ns)},
+      .slots = options_.slots,
+      .refused = recorder_.refused()};
 }
 
 // ---- public calls: check, then post ----------------------------------------------------------------
@@ -292,9 +310,13 @@ void PrefillRank::Impl::sweep() {
   }
 
   std::vector<Lease*> overdue;
+  TimePoint oldest = time;
   for (auto& [id, lease] : leases_) {
+    oldest = std::min(oldest, lease->claimed);
     if (time >= lease->deadline) overdue.push_back(lease.get());
   }
+  std::atomic_ref{counts_.oldest_lease_ns}.store(
+      static_cast<std::uint64_t>((time - oldest).count()), std::memory_order_relaxed);
   for (Lease* lease : overdue) {
     end_lease(
         *lease,
@@ -405,6 +427,9 @@ int PrefillRank::event_fd() const noexcept {
 }
 PrefillStats PrefillRank::stats() const {
   return impl_->stats();
+}
+PrefillMetrics PrefillRank::metrics() const {
+  return impl_->metrics();
 }
 void PrefillRank::close() noexcept {
   impl_->close();

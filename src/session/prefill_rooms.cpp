@@ -32,6 +32,12 @@ void PrefillRank::Impl::open_room(RoomId id, std::uint32_t pullers) {
     counters::subtract(stats_.pulls_waiting, waiting.mapped().size());
     for (const WaitingPull& pull : waiting.mapped()) {
       Peer& peer = *peers_.at(pull.peer);
+      recorder_.record({.stage = Stage::room,
+                        .begin = pull.arrived,
+                        .end = recorder_.now(),
+                        .room = id,
+                        .pull = pull.pull.pull,
+                        .source = options_.shard_rank});
       peer.waiting.erase(pull.pull.pull);
       claim(peer, *room, pull.pull);  // cannot end the room: its length is not known yet
     }
@@ -151,7 +157,8 @@ void PrefillRank::Impl::on_pull(Peer& peer, wire::Pull& pull) {
   }
   counters::add(stats_.pulls_waiting);
   auto& waiting = waiting_[pull.room];
-  waiting.push_back({peer.id, pull, now() + std::chrono::milliseconds{pull.wait_ms}});
+  waiting.push_back(
+      {peer.id, pull, recorder_.now(), now() + std::chrono::milliseconds{pull.wait_ms}});
   peer.waiting.emplace(pull.pull, std::prev(waiting.end()));
 }
 
@@ -177,6 +184,7 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
                            .range = {}});
   }
   lease.window = pull.window;
+  lease.claimed = clock_.now();
   lease.deadline = now() + options_.pull_timeout;
   leases_.emplace(id, std::move(made));
   peer.leases.emplace(pull.pull, id);
@@ -195,10 +203,19 @@ void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
   if (tell == Tell::yes)
     (void)lease.peer->connection->send(wire::Abort{lease.pull, status.error()});
   Room& room = *lease.room;
+  counters::add(counts_.pulls[end_code(status)]);
+  const Span span{.stage = Stage::lease,
+                  .begin = lease.claimed,
+                  .end = recorder_.now(),
+                  .room = room.id,
+                  .pull = lease.pull,
+                  .source = options_.shard_rank};
   if (status) {
     counters::add(stats_.pulls_committed);
+    recorder_.record(span);
   } else {
     counters::add(stats_.pulls_failed);
+    recorder_.trace(span);
     if (room.status) room.status = std::move(status);
   }
   counters::subtract(stats_.leases);
@@ -222,6 +239,7 @@ void PrefillRank::Impl::end_room_if_idle(Room& room) {
   if (room.unclaimed > 0 || !room.leases.empty() || room.gathering > 0) return;
   const RoomId id = room.id;
   counters::add(room.status ? stats_.rooms_done : stats_.rooms_failed);
+  counters::add(counts_.rooms[end_code(room.status)]);
   counters::subtract(stats_.rooms);
   const std::uint64_t number = ++ended_count_;
   ended_[id] = {number, room.status ? "all its pullers committed" : room.status.error().message};

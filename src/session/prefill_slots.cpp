@@ -8,6 +8,7 @@ namespace kvshard {
 void PrefillRank::Impl::enqueue(Lease& lease) {
   if (lease.queued) return;
   lease.queued = true;
+  lease.queued_at = recorder_.now();
   run_queue_.push_back(lease.id);
 }
 
@@ -127,6 +128,9 @@ bool PrefillRank::Impl::gather(Lease& lease) {
 
   SlotTable::Slot& slot = slots_->take(lease.id, lease.pieces.size());
   counters::add(stats_.slots_in_use);
+  slot.gathering_at = recorder_.now();
+  slot.waited = slot.gathering_at - lease.queued_at;
+  recorder_.time(Stage::slot, slot.waited);
   slot.ready = {.pull = lease.pull,
                 .lease = lease.id,
                 .piece = slot.piece,
@@ -150,6 +154,8 @@ bool PrefillRank::Impl::gather(Lease& lease) {
                             chunk.pages.begin() + static_cast<std::ptrdiff_t>(last + 1));
   } else {
     view.select(*want.units, piece, chunk.pages, chunk.first_page, selection_);
+    for (const FragmentBatch& batch : selection_.batches)
+      counters::add(counts_.fragments, batch.fragments());
   }
   // A gather of nothing waits for the pages of a mapped pool, where they are not ready yet.
   const bool needs_gather = !mapped || !thread_->engine().fired(chunk.ready);
@@ -200,8 +206,23 @@ void PrefillRank::Impl::slot_gathered(std::uint32_t index, Status status) noexce
     return pump();
   }
   slot.state = SlotTable::State::gathered;
+  recorder_.record(slot_span(Stage::gather, slot, slot.gathering_at, recorder_.now()));
   announce(lease);
   finish_if_drained(lease);
+}
+
+Span PrefillRank::Impl::slot_span(Stage stage, const SlotTable::Slot& slot, TimePoint begin,
+                                  TimePoint end) const {
+  return {.stage = stage,
+          .begin = begin,
+          .end = end,
+          .room = slot.room,
+          .pull = slot.ready.pull,
+          .source = options_.shard_rank,
+          .slot = slot.index,
+          .piece = slot.piece,
+          .bytes = slot.ready.payload_bytes,
+          .waited = slot.waited};
 }
 
 // Exposes what is gathered, in the order of the pieces, whatever the order in which gathers end.
@@ -210,7 +231,7 @@ void PrefillRank::Impl::announce(Lease& lease) {
     SlotTable::Slot& slot = (*slots_)[lease.pieces[lease.announced].slot];
     if (slot.state != SlotTable::State::gathered) return;
     slot.state = SlotTable::State::exposed;
-    slot.exposed_at = now();
+    slot.exposed_at = clock_.now();
     counters::add(stats_.pieces_sent);
     counters::add(stats_.bytes_sent, slot.ready.payload_bytes);
     (void)lease.peer->connection->send(slot.ready);
@@ -243,6 +264,7 @@ void PrefillRank::Impl::on_release(Peer& peer, wire::Release& release) {
                         "RELEASE of piece {} in slot {} generation {}, which pull {} does not hold",
                         release.piece, release.slot, release.generation, release.pull)});
   }
+  recorder_.record(slot_span(Stage::exposed, slot, slot.exposed_at, recorder_.now()));
   lease.pieces[slot.piece].released = true;
   --lease.unreleased;
   --lease.slots;

@@ -153,6 +153,12 @@ inline void subtract(std::uint64_t& counter, std::uint64_t by = 1) noexcept {
   std::atomic_ref{counter}.fetch_sub(by, std::memory_order_relaxed);
 }
 
+/// Of a counter that no other thread writes.
+inline void add_alone(std::uint64_t& counter, std::uint64_t by = 1) noexcept {
+  std::atomic_ref{counter}.store(std::atomic_ref{counter}.load(std::memory_order_relaxed) + by,
+                                 std::memory_order_relaxed);
+}
+
 template <typename Stats>
 Stats snapshot(Stats& stats) noexcept {
   static_assert(std::is_trivially_copyable_v<Stats> && sizeof(Stats) % sizeof(std::uint64_t) == 0);

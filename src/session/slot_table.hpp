@@ -45,7 +45,8 @@ class SlotTable {
     std::uint64_t piece{0};
     RoomId room{};      ///< whose pages the gather reads
     wire::Ready ready;  ///< sent once gathered
-    TimePoint exposed_at{};
+    TimePoint gathering_at{}, exposed_at{};
+    Duration waited{};  ///< its piece, for a slot
   };
 
   SlotTable(Owner& owner, std::byte* memory, std::uint32_t count, std::uint64_t stride) {
