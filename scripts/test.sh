@@ -51,8 +51,8 @@ fi
 rdma_tests() {
   local status=0
   echo "== test: label rdma of preset $1, in a virtual machine"
-  KVSHARD_REQUIRE_RDMA=1 scripts/rdma_vm.sh -t 900 \
-    ctest --test-dir "build/$1" -L '^rdma$' --no-tests=error --output-on-failure || status=$?
+  KVSHARD_REQUIRE_RDMA=1 scripts/rdma_vm.sh -t 2400 \
+    ctest --test-dir "build/$1" -L '^rdma$' --no-tests=error --output-on-failure 2>&1 | tee build/rdma.log || status=$?
   ((status != 125)) || { echo "== rdma: not run, there is no guest (see above)"; status=0; }
   return "$status"
 }
@@ -67,6 +67,15 @@ for preset in "${presets[@]}"; do
   [[ $preset != release ]] || rdma_tests "$preset" || failed+=(rdma)
 done
 if ((${#failed[@]})); then
+  # What failed runs once more, alone, so that a long log ends with why. It stays failed.
+  for preset in "${failed[@]}"; do
+    echo "== once more: what failed in $preset"
+    if [[ $preset == rdma ]]; then
+      grep -vE ' Passed +[0-9.]+ sec| Start +[0-9]+: ' build/rdma.log | tail -n 80
+    else
+      ctest --preset "$preset" --rerun-failed --output-on-failure 2>&1 | tail -n 60 || true
+    fi
+  done
   echo "== tests failed in: ${failed[*]}"
   exit 1
 fi

@@ -45,8 +45,9 @@ std::vector<Setting> settings_for(const TransportOptions& options) {
     // The default of 7 retries means for ever on Soft-RoCE: a dead peer would never be reported.
     settings.push_back({"RC_RETRY_COUNT", "6"});
     settings.push_back({"RC_TIMEOUT", "250ms"});
-    // Keepalive of rc goes over ud; its default of 30 s comes on top of the interval.
-    settings.push_back({"UD_TIMEOUT", "2s"});
+    // Keepalive of rc goes over ud; its default of 30 s comes on top of the interval. Not much shorter: a
+    // peer that only answers late while a connection is made trips an assertion of UCX 1.13.
+    settings.push_back({"UD_TIMEOUT", "10s"});
     // UCX before 1.19 misreads the IP version of RoCE packets, except from mlx5, and drops them
     // all.
     if (major == 1 && minor < 19) settings.push_back({"UD_ETH_DGID_CHECK", "n"});
