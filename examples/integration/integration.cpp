@@ -14,8 +14,10 @@
 #include "kvshard/bootstrap.hpp"
 #include "kvshard/decode_rank.hpp"
 #include "kvshard/log.hpp"
+#include "kvshard/metrics.hpp"
 #include "kvshard/page_allocator.hpp"
 #include "kvshard/prefill_rank.hpp"
+#include "kvshard/tracer.hpp"
 
 namespace {
 
@@ -89,6 +91,12 @@ int main(int argc, char** argv) {
       nullptr);
   // [log]
 
+  // [trace]
+  std::shared_ptr<kvshard::Tracer> tracer;  // null: nothing is traced
+  const char* const trace_file = std::getenv("ENGINE_TRACE");
+  if (trace_file != nullptr) tracer = must(kvshard::Tracer::create({.process = "engine"}));
+  // [trace]
+
   std::vector<KvMemory> shard_memory(kShards);
   std::vector<std::unique_ptr<kvshard::PrefillRank>> prefill;
   for (std::uint32_t rank = 0; rank < kShards; ++rank) {
@@ -103,6 +111,7 @@ int main(int argc, char** argv) {
     options.pool.geometry.groups[0].parts = kShards;  // the rank holds every kShards-th page
     options.pool.geometry.groups[0].part = rank;
     options.listen_host = "127.0.0.1";
+    options.tracer = tracer;
     auto served = must(kvshard::PrefillRank::create(std::move(options),
                                                     must(kvshard::make_transport(transport)),
                                                     must(kvshard::make_copy_engine({}))));
@@ -114,6 +123,7 @@ int main(int argc, char** argv) {
   // [decode create]
   kvshard::DecodeOptions options;
   options.pool = decode_memory.describe();
+  options.tracer = tracer;
   auto decode =
       must(kvshard::DecodeRank::create(std::move(options), must(kvshard::make_transport(transport)),
                                        must(kvshard::make_copy_engine({}))));
@@ -197,6 +207,17 @@ int main(int argc, char** argv) {
   }
   must(allocator.free_chain(chain));
   // [prefill done]
+
+  // [metrics]
+  const kvshard::DecodeMetrics metrics = decode->metrics();
+  for (const kvshard::SourceMetrics& source : metrics.sources) {
+    std::printf("rank %u: by %s, %llu bytes, half of its pieces in less than %lld us on the wire\n",
+                source.shard_rank, std::string{to_string(source.path.path)}.c_str(),
+                static_cast<unsigned long long>(source.bytes),
+                static_cast<long long>(source.wire.quantile(0.5).count() / 1'000));
+  }
+  if (tracer != nullptr) must(tracer->write(trace_file));
+  // [metrics]
   std::printf("ok\n");
   return 0;
 }
