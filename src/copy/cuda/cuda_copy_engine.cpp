@@ -10,6 +10,7 @@
 
 #include "base/log.hpp"
 #include "base/try.hpp"
+#include "copy/cuda/nvtx.hpp"
 #include "copy/slot_format.hpp"
 
 namespace kvshard {
@@ -243,8 +244,10 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
   lists_.pieces.clear();
   lists_.slots.clear();
   lists_.pulls.clear();
+  std::uint64_t payload_bytes = 0;
   const QueuedJob* job = &first;
   for (std::size_t i = 0; i < jobs; ++i, job = job->next) {
+    payload_bytes += job->stamp.payload_bytes;
     if (job->direction == CopyJob::Direction::pull) {
       add_pulls(*job, fragments_of);
       continue;
@@ -266,6 +269,10 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
                      : nullptr,
          .found = scatter ? static_cast<kernels::SlotFound*>(results_.get()) + result : nullptr});
   }
+  const NvtxRange range{first.direction == CopyJob::Direction::gather    ? "gather"
+                        : first.direction == CopyJob::Direction::scatter ? "scatter"
+                                                                         : "mapped pull",
+                        payload_bytes};
   cudaStream_t const stream = stream_.get();
   if (first.after != nullptr)
     KVSHARD_TRY(cuda_status("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, first.after, 0)));
