@@ -57,8 +57,7 @@ class Recorder {
 
   /// `handshake`: the two sides did not fit together, and the message names the field.
   void refuse(const Error& error, bool handshake) {
-    std::string field{to_string(error.code)};
-    if (handshake && error.code == ErrorCode::failed_precondition) field = field_of(error.message);
+    std::string field{handshake ? field_of(error) : to_string(error.code)};
     const MutexLock lock{mutex_};
     auto found = std::ranges::find(refused_, field, &RefusedCount::field);
     if (found == refused_.end() && refused_.size() >= kMaxFields)
@@ -75,11 +74,14 @@ class Recorder {
   static constexpr std::size_t kMaxFields = 32;  // names of buffer groups are in them
 
   // "epoch: decode wants 2, ..." and "geometry differs: kv.page_size is 64 on ..."
-  static std::string field_of(std::string_view message) {
-    constexpr std::string_view kGeometry = "geometry differs: ";
-    if (message.starts_with(kGeometry)) message.remove_prefix(kGeometry.size());
-    message = message.substr(0, message.find(": "));
-    return std::string{message.substr(0, message.find(" is "))};
+  static std::string_view field_of(const Error& error) {
+    std::string_view text = error.message;
+    const std::size_t colon = text.find(": ");
+    if (error.code != ErrorCode::failed_precondition || colon == text.npos)
+      return to_string(error.code);
+    if (!text.starts_with("geometry differs")) return text.substr(0, colon);
+    text.remove_prefix(colon + 2);
+    return text.substr(0, text.find(" is "));
   }
 
   const bool metrics_;

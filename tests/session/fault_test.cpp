@@ -496,6 +496,39 @@ TEST(FaultTest, AHostilePeerLosesItsSessionAndNobodyElses) {
   }
 }
 
+// The first message that says what of the pool a peer wants, from a peer that may ask: acceptance 44
+TEST(FaultTest, AnAssignmentOutsideThePoolIsRefused) {
+  FaultSetup setup;
+  FaultCluster cluster{setup};
+  ASSERT_TRUE(cluster.start().ok());
+  const GroupId group = cluster.connect();
+  constexpr std::uint32_t kHuge = 4'294'967'295U;
+  const std::vector<Lane> lanes[] = {
+      {{.group = 7, .layers = 3, .heads = 2}},
+      {{.group = kHuge, .layers = 3, .heads = 2}},
+      {{.layers = 4, .heads = 2}},
+      {{.first_layer = 1, .layers = kHuge, .heads = 2}},
+      {{.first_layer = kHuge, .layers = 1, .heads = 2}},
+      {{.layers = 3, .heads = 3}},
+      {{.layers = 3, .first_head = kHuge, .heads = 2}},
+      {{.layers = 3, .first_head = 1, .heads = kHuge}},
+      {{.layers = 0, .heads = 2}},
+      {{.layers = 3, .heads = 0}},
+      {{.layers = 3, .heads = 2}, {.layers = 3, .heads = 2}}};  // the same twice
+  for (const std::vector<Lane>& wrong : lanes) {
+    const std::uint64_t refused = cluster.prefills[0]->stats().peers_refused;
+    RawPeer peer{cluster.prefills[0]->member()};
+    ASSERT_TRUE(peer.send(hello_for(cluster)) && peer.receive());
+    ASSERT_TRUE(peer.send(wire::Assign{.lanes = wrong}));
+    const auto answer = peer.receive();
+    ASSERT_TRUE(answer && answer->first == wire::MessageType::bye)
+        << wrong[0].group << " " << wrong[0].first_layer << " " << wrong[0].layers << " "
+        << wrong[0].first_head << " " << wrong[0].heads;
+    EXPECT_EQ(cluster.prefills[0]->stats().peers_refused, refused + 1);
+  }
+  cluster.expect_works(group, 2);
+}
+
 // Commits that nobody can have earned are answered, never believed.
 TEST(FaultTest, ACommitOfSomethingElseIsStale) {
   FaultSetup setup;

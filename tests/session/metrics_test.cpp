@@ -13,6 +13,7 @@
 
 #include "kvshard/metrics.hpp"
 #include "kvshard/tracer.hpp"
+#include "session/recorder.hpp"
 #include "session/trace_track.hpp"
 #include "support/cluster.hpp"
 
@@ -160,6 +161,29 @@ TEST(MetricsTest, NameTheFieldThatPeersWereRefusedFor) {
     }
   }
   EXPECT_GT(epoch, 0U);  // the first that refuses is enough for connect() to end
+}
+
+TEST(MetricsTest, RefusalsCountByFieldWhereThereIsOneAndStayFew) {
+  Recorder recorder{true, nullptr, "decode", SteadyClock::instance()};
+  const auto refuse = [&](ErrorCode code, const char* message, bool handshake) {
+    recorder.refuse(Error{code, message}, handshake);
+  };
+  const ErrorCode unlike = ErrorCode::failed_precondition;
+  refuse(unlike, "geometry differs: kv.page_size is 64 on prefill and 48 on decode", true);
+  refuse(unlike, "geometry differs: kv.page_size is 16 on prefill and 24 on decode", true);
+  refuse(unlike, "transport: decode wants ucx, prefill has loopback", true);
+  refuse(unlike, "lane 0 of group kv has layers [0, 4)", true);
+  refuse(unlike, "epoch: of a message that is no handshake", false);
+  refuse(ErrorCode::data_loss, "bad: bytes", true);
+  for (int i = 0; i < 100; ++i) refuse(unlike, fmt::format("field{}: no", i).c_str(), true);
+  std::map<std::string, std::uint64_t> counts;
+  for (const RefusedCount& refused : recorder.refused()) counts[refused.field] = refused.count;
+  EXPECT_EQ(counts["kv.page_size"], 2U);
+  EXPECT_EQ(counts["transport"], 1U);
+  EXPECT_EQ(counts["failed_precondition"], 2U);
+  EXPECT_EQ(counts["data_loss"], 1U);
+  EXPECT_EQ(counts["other"], 72U);  // of the hundred, 28 had a place of their own
+  EXPECT_EQ(counts.size(), 33U);
 }
 
 TEST(MetricsTest, AreZeroWhenOff) {
