@@ -46,7 +46,7 @@ file(RELATIVE_PATH KVSHARD_PC_PREFIX /prefix/${kvshard_pc_dir} /prefix)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/kvshard.pc.in ${PROJECT_BINARY_DIR}/kvshard.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/kvshard.pc DESTINATION ${kvshard_pc_dir} COMPONENT dev)
 
-foreach(tool IN ITEMS kvshard-registry kvshard-bench)
+foreach(tool IN ITEMS kvshard-registry kvshard-bench kvshard-trace)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
   endif()

@@ -21,7 +21,7 @@ cmake -S "$source" -B "$work/build" -G Ninja -DBUILD_SHARED_LIBS=ON -DCMAKE_CXX_
   -DKVSHARD_WERROR="$(of_cache KVSHARD_WERROR)" -DKVSHARD_ENABLE_UCX="$(of_cache KVSHARD_ENABLE_UCX)" \
   -DKVSHARD_ENABLE_CUDA=OFF -DKVSHARD_BUILD_TESTS=OFF -DKVSHARD_BUILD_TOOLS=ON -DKVSHARD_BUILD_BENCH=OFF \
   -DCMAKE_INSTALL_PREFIX=/usr > "$work/configure.log"
-cmake --build "$work/build" --target kvshard kvshard-registry kvshard-bench
+cmake --build "$work/build" --target kvshard kvshard-registry kvshard-bench kvshard-trace
 
 unpacked=$work/unpacked
 rm -rf "$unpacked"

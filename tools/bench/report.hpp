@@ -7,10 +7,15 @@
 #include <nlohmann/json.hpp>
 
 #include "kvshard/result.hpp"
+#include "support/text.hpp"
 
 namespace kvshard::bench {
 
 using Json = nlohmann::json;
+using tools::gigabytes_per_s;
+using tools::human_bytes;
+using tools::human_time;
+using tools::write_text;
 
 /// Times of one thing, in nanoseconds.
 class Samples {
@@ -28,14 +33,5 @@ class Samples {
 
 /// commit, compiler, CUDA, UCX, GPU, CPU.
 Json environment(int device);
-
-/// "12.3 ms" and the like; decimal units.
-std::string human_time(std::int64_t ns);
-std::string human_bytes(std::uint64_t bytes);
-/// As GB/s.
-double gigabytes_per_s(std::uint64_t bytes, std::int64_t ns);
-
-/// Writes to a file, or to stdout for "-".
-Status write_text(const std::string& path, const std::string& text);
 
 }  // namespace kvshard::bench

@@ -6,41 +6,18 @@
 #include <array>
 #include <cmath>
 
+#include "support/svg.hpp"
+
 namespace kvshard::bench {
 namespace {
+
+using tools::svg_step;
+using tools::svg_text;
 
 constexpr double kWidth = 750, kHeight = 400;
 constexpr double kLeft = 70, kRight = 200, kTop = 45, kBottom = 55;
 // Told apart also by people who do not see all colours.
 constexpr std::array kColours{"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"};
-
-std::string escape(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    if (c == '<') {
-      escaped += "&lt;";
-    } else if (c == '&') {
-      escaped += "&amp;";
-    } else {
-      escaped += c;
-    }
-  }
-  return escaped;
-}
-
-std::string text_at(double x, double y, const char* anchor, const std::string& text,
-                    const char* more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y,
-                     anchor, more, escape(text));
-}
-
-// A round step that cuts [0, top] into four to eight.
-double step_for(double top) {
-  const double power = std::pow(10.0, std::floor(std::log10(top / 4)));
-  for (const double factor : {5.0, 2.0})
-    if (top / (power * factor) >= 4) return power * factor;
-  return power;
-}
 
 }  // namespace
 
@@ -55,7 +32,7 @@ std::string to_svg(const Chart& chart) {
     }
   }
   const double span = last > first ? last - first : 1;
-  const double step = step_for(top);
+  const double step = svg_step(top);
   top = std::ceil(top / step) * step;
   const auto at_x = [&](double x) {
     return kLeft + (scale(x) - first) / span * (kWidth - kLeft - kRight);
@@ -70,20 +47,19 @@ std::string to_svg(const Chart& chart) {
       "font-family=\"sans-serif\" font-size=\"12\">\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       kWidth, kHeight);
-  svg += text_at(kLeft, 25, "start", chart.title, " font-size=\"15\"");
+  svg += svg_text(kLeft, 25, "start", chart.title, " font-size=\"15\"");
   for (int i = 0; i <= static_cast<int>(std::lround(top / step)); ++i) {
     const double y = i * step;
     svg += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#ddd\"/>\n", kLeft, at_y(y),
                        kWidth - kRight);
-    svg += text_at(kLeft - 8, at_y(y) + 4, "end", fmt::format("{:g}", y));
+    svg += svg_text(kLeft - 8, at_y(y) + 4, "end", fmt::format("{:g}", y));
   }
   for (const double x : chart.x_ticks)
-    svg += text_at(at_x(x), kHeight - kBottom + 18, "middle", chart.x_text(x));
-  svg += text_at((kLeft + kWidth - kRight) / 2, kHeight - 12, "middle", chart.x_label);
-  svg += text_at(
-      0, 0, "middle", chart.y_label,
-      fmt::format(" transform=\"translate(18 {:.1f}) rotate(-90)\"", (kTop + kHeight - kBottom) / 2)
-          .c_str());
+    svg += svg_text(at_x(x), kHeight - kBottom + 18, "middle", chart.x_text(x));
+  svg += svg_text((kLeft + kWidth - kRight) / 2, kHeight - 12, "middle", chart.x_label);
+  svg += svg_text(0, 0, "middle", chart.y_label,
+                  fmt::format(" transform=\"translate(18 {:.1f}) rotate(-90)\"",
+                              (kTop + kHeight - kBottom) / 2));
   for (std::size_t i = 0; i < chart.series.size(); ++i) {
     const Chart::Series& series = chart.series[i];
     const char* const colour = kColours[i % kColours.size()];
@@ -99,7 +75,7 @@ std::string to_svg(const Chart& chart) {
     const double y = kTop + 8 + 18 * static_cast<double>(i);
     svg += fmt::format("<path d=\"M{:.1f} {:.1f}h18\" stroke=\"{}\" stroke-width=\"3\"/>\n",
                        kWidth - kRight + 15, y - 4, colour);
-    svg += text_at(kWidth - kRight + 40, y, "start", series.name);
+    svg += svg_text(kWidth - kRight + 40, y, "start", series.name);
   }
   return svg + "</svg>\n";
 }
