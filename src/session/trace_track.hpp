@@ -32,7 +32,9 @@ struct Span {
 class TraceTrack {
  public:
   TraceTrack(std::string name, std::uint32_t one_in, std::size_t capacity)
-      : name_{std::move(name)}, one_in_{one_in}, capacity_{capacity} {}
+      : name_{std::move(name)}, one_in_{one_in}, capacity_{capacity} {
+    spans_.reserve(capacity);  // a pull should not wait for them to move
+  }
 
   void add(const Span& span) {
     if (index(span.room) % one_in_ != 0) return;
