@@ -1,5 +1,6 @@
 # The installed package: find_package(kvshard) gives kvshard::kvshard, pkg-config knows kvshard.
-# Components: runtime (a shared library), dev (all that building against it needs), tools.
+# Components: runtime (a shared library), dev (all that building against it needs), tools. The exporter has
+# its own: prometheus and prometheus_dev; find_package(kvshard COMPONENTS prometheus) gives it.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -45,6 +46,19 @@ set(kvshard_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH KVSHARD_PC_PREFIX /prefix/${kvshard_pc_dir} /prefix)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/kvshard.pc.in ${PROJECT_BINARY_DIR}/kvshard.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/kvshard.pc DESTINATION ${kvshard_pc_dir} COMPONENT dev)
+
+if(KVSHARD_ENABLE_PROMETHEUS)
+  install(TARGETS kvshard_prometheus EXPORT kvshard-prometheus-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT prometheus NAMELINK_COMPONENT prometheus_dev
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT prometheus_dev
+    FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT prometheus_dev)
+  install(EXPORT kvshard-prometheus-targets NAMESPACE kvshard:: DESTINATION ${kvshard_cmake_dir}
+    COMPONENT prometheus_dev)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/kvshard-prometheus.pc.in
+    ${PROJECT_BINARY_DIR}/kvshard-prometheus.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/kvshard-prometheus.pc DESTINATION ${kvshard_pc_dir}
+    COMPONENT prometheus_dev)
+endif()
 
 foreach(tool IN ITEMS kvshard-registry kvshard-bench kvshard-trace)
   if(TARGET ${tool})

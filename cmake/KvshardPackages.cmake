@@ -1,5 +1,6 @@
 # Debian packages of a shared build, one for each install component: libkvshard0, libkvshard-dev,
-# kvshard-tools. `cmake --build <dir> --target package` makes them there.
+# kvshard-tools, libkvshard-prometheus0, libkvshard-prometheus-dev.
+# `cmake --build <dir> --target package` makes them there.
 if(NOT kvshard_type STREQUAL "SHARED_LIBRARY")
   return()
 endif()
@@ -39,4 +40,17 @@ set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 set(kvshard_this_version "libkvshard${kvshard_soversion} (= ${PROJECT_VERSION})")
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "${kvshard_this_version}")
 set(CPACK_DEBIAN_TOOLS_PACKAGE_DEPENDS "${kvshard_this_version}")
+
+if(KVSHARD_ENABLE_PROMETHEUS)
+  list(APPEND CPACK_COMPONENTS_ALL prometheus prometheus_dev)
+endif()
+set(CPACK_DEBIAN_PROMETHEUS_PACKAGE_NAME libkvshard-prometheus${kvshard_soversion})
+set(CPACK_DEBIAN_PROMETHEUS_DEV_PACKAGE_NAME libkvshard-prometheus-dev)
+set(CPACK_DEBIAN_PROMETHEUS_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_PROMETHEUS_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_COMPONENT_PROMETHEUS_DESCRIPTION "The exporter for Prometheus.")
+set(CPACK_COMPONENT_PROMETHEUS_DEV_DESCRIPTION "Header, CMake package and pkg-config file of the exporter.")
+set(CPACK_DEBIAN_PROMETHEUS_PACKAGE_DEPENDS "${kvshard_this_version}")
+set(CPACK_DEBIAN_PROMETHEUS_DEV_PACKAGE_DEPENDS
+  "libkvshard-prometheus${kvshard_soversion} (= ${PROJECT_VERSION}), libkvshard-dev (= ${PROJECT_VERSION})")
 include(CPack)

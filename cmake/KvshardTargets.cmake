@@ -4,6 +4,9 @@ find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(OpenSSL 3.0 REQUIRED COMPONENTS Crypto)
+if(KVSHARD_ENABLE_PROMETHEUS)
+  find_package(prometheus-cpp REQUIRED)
+endif()
 
 # kvshard_options(<target>): language level, warnings, visibility, sanitizers.
 function(kvshard_options target)

@@ -4,7 +4,7 @@
   session -> control, wire, layout, base        session sees transports and copy engines only through
   registry, control -> wire -> layout -> base   include/kvshard; one factory file each knows them all
   transport/*, copy/* -> base and their own SDK
-  c_api -> the public API and base
+  c_api -> the public API and base;  prometheus -> them and registry, for its HTTP server
   kernels -> the CUDA toolkit;  examples -> the public API;  tools -> it, examples and base
 
 Usage: check_layers.py [ROOT]. Prints each violation as file:line and exits with 1.
@@ -30,6 +30,7 @@ LAYERS = {
     "src/transport/ucx": ["transport", "base"],
     "src/session": ["control", "wire", "layout", "base"],
     "src/c_api": ["base"],
+    "src/prometheus": ["registry", "base"],
     "include/kvshard": [],
     "kernels": [],
     "tools": ["examples", "base"],
@@ -44,12 +45,13 @@ FACTORIES = {
 # Headers of other projects: which directories may include them. What is not named here may be included
 # anywhere outside include/kvshard.
 SDKS = {
-    r"uc[pst]/": ["src/transport/ucx", "tools/bench"],
+    r"uc[pst]/": ["src/transport/ucx", "tools/bench", "tools/doctor"],
     r"(cuda|cooperative_groups|cub/|nvtx)": ["src/copy/cuda", "src/transport/ucx", "kernels", "tools", "examples"],
     r"spdlog/": ["src/base"],
     r"openssl/": ["src/control"],
     r"fmt/": ["src", "tools", "examples"],
     r"nlohmann/": ["src/registry", "tools", "examples"],
+    r"prometheus/": ["src/prometheus"],
     r"CLI/": ["tools", "examples"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -6,9 +6,10 @@ packages=(
   g++ cmake ninja-build ccache git pkg-config dpkg-dev # build; packages
   libucx-dev libspdlog-dev libfmt-dev libssl-dev       # the library
   nlohmann-json3-dev libcli11-dev                      # registry, tools
+  prometheus-cpp-dev                                   # the exporter
   libgtest-dev libgmock-dev libbenchmark-dev           # tests and benches
   etcd-server                                          # a registry in tests
-  clang-format clang-tidy python3 iproute2             # checks; a network to cut in tests
+  clang-format clang-tidy python3 python3-yaml iproute2  # checks; a network to cut in tests
   qemu-system-x86 busybox-static kmod ibverbs-providers  # a guest with RDMA devices: scripts/rdma_vm.sh
 )
 

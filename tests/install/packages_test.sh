@@ -19,9 +19,12 @@ launcher=$(command -v ccache || true)
 cmake -S "$source" -B "$work/build" -G Ninja -DBUILD_SHARED_LIBS=ON -DCMAKE_CXX_COMPILER="$cxx" \
   ${launcher:+-DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} -DCMAKE_BUILD_TYPE="$type" "-D$flags=$(of_cache "$flags")" \
   -DKVSHARD_WERROR="$(of_cache KVSHARD_WERROR)" -DKVSHARD_ENABLE_UCX="$(of_cache KVSHARD_ENABLE_UCX)" \
+  -DKVSHARD_ENABLE_PROMETHEUS="$(of_cache KVSHARD_ENABLE_PROMETHEUS)" \
   -DKVSHARD_ENABLE_CUDA=OFF -DKVSHARD_BUILD_TESTS=OFF -DKVSHARD_BUILD_TOOLS=ON -DKVSHARD_BUILD_BENCH=OFF \
   -DCMAKE_INSTALL_PREFIX=/usr > "$work/configure.log"
-cmake --build "$work/build" --target kvshard kvshard-registry kvshard-bench kvshard-trace
+targets=(kvshard kvshard-registry kvshard-bench kvshard-trace)
+[[ $(of_cache KVSHARD_ENABLE_PROMETHEUS) == OFF ]] || targets+=(kvshard_prometheus)
+cmake --build "$work/build" --target "${targets[@]}"
 
 unpacked=$work/unpacked
 rm -rf "$unpacked"
@@ -43,6 +46,11 @@ must libkvshard0 Depends 'libucx0'
 must libkvshard-dev Depends 'libkvshard0 \(= '
 must kvshard-tools Depends 'libkvshard0 \(= '
 must kvshard-tools Depends 'libstdc\+\+6'
+if [[ " ${targets[*]} " == *" kvshard_prometheus "* ]]; then
+  must libkvshard-prometheus0 Depends 'libkvshard0 \(= '
+  must libkvshard-prometheus0 Depends 'libprometheus-cpp-core'
+  must libkvshard-prometheus-dev Depends 'libkvshard-prometheus0 \(= .*libkvshard-dev \(= '
+fi
 for package in "$unpacked"/packages/*.deb; do dpkg-deb -x "$package" "$unpacked/root"; done
 
 # Each file is in the package that it belongs to.
