@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <optional>
 #include <string>
 #include <thread>
@@ -167,16 +166,6 @@ TEST(ExporterTest, IsScrapedWhileRanksWorkAndComeAndGo) {
   EXPECT_EQ(parse(made->text())
                 .at(R"(kvshard_prefill_pulls_total{group="kvshard",shard_rank="0",code="ok"})"),
             10);
-}
-
-TEST(ExporterTest, LeavesSignalsToTheEngine) {
-  struct sigaction before {
-  }, after{};
-  sigaction(SIGPIPE, nullptr, &before);
-  const auto made = exporter();
-  scrape(made->port());
-  sigaction(SIGPIPE, nullptr, &after);
-  EXPECT_EQ(before.sa_handler, after.sa_handler);
 }
 
 }  // namespace
