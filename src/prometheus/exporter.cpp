@@ -32,7 +32,7 @@ class Ranks {
   explicit Ranks(Labels common) : common_{std::move(common)} {}
 
   // False when `key` is there already.
-  bool add(const std::string& key, Append append) {
+  bool add(const std::string& key, Append&& append) {
     const MutexLock lock{mutex_};
     return ranks_.try_emplace(key, std::move(append)).second;
   }
