@@ -3,9 +3,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
-#include <sstream>
 #include <string>
 
 #include "prometheus/samples.hpp"
@@ -40,10 +38,14 @@ std::set<std::string> sample_names() {
 }
 
 std::set<std::string> named_in(const std::string& text) {
-  static const std::regex name{"kvshard_(decode|prefill)_[a-z_]+"};
   std::set<std::string> names;
-  for (std::sregex_iterator i{text.begin(), text.end(), name}, end; i != end; ++i)
-    names.insert(i->str());
+  for (const std::string prefix : {"kvshard_decode_", "kvshard_prefill_"}) {
+    for (std::size_t at = text.find(prefix); at != std::string::npos; at = text.find(prefix, at)) {
+      const std::size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_", at);
+      if (end != at + prefix.size()) names.insert(text.substr(at, end - at));
+      at += prefix.size();
+    }
+  }
   return names;
 }
 
