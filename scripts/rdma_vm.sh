@@ -25,6 +25,9 @@ PATH=$PATH:/usr/sbin:/sbin
 for tool in qemu-system-x86_64 busybox modprobe depmod dpkg-deb rdma tc setpriv; do
   command -v "$tool" > /dev/null || no_guest "there is no $tool"
 done
+memory=2048 # MiB of the guest; QEMU itself takes some 300 more
+available=$(awk '$1 == "MemAvailable:" { print int($2 / 1024) }' /proc/meminfo)
+((available >= memory + 512)) || no_guest "$available MiB of memory are free, $((memory + 512)) are needed"
 work=$(mktemp -d)
 qemu=
 trap '[[ -z $qemu ]] || kill "$qemu" 2> /dev/null || true; rm -rf "$work"' EXIT
@@ -140,7 +143,7 @@ exec 3> >(cat)  # QEMU opens its outputs by name, and a pipe can be
 output=$!
 # KVM needs a kernel made for it on some hosts; emulation works everywhere. 60 s are for start and end.
 setpriv --pdeathsig KILL timeout -k 5 $((seconds + 60)) setpriv --pdeathsig KILL \
-  qemu-system-x86_64 -accel tcg,thread=multi -M pc -cpu max -smp 2 -m 3072 \
+  qemu-system-x86_64 -accel tcg,thread=multi -M pc -cpu max -smp 2 -m "$memory" \
   -nodefaults -no-user-config -display none -no-reboot -serial "file:$work/console" \
   -kernel "$cache"/boot/vmlinuz-* -initrd "$work/initrd" \
   -append 'console=ttyS0 quiet nokaslr mitigations=off no5lvl tsc=reliable oops=panic panic=-1 rdinit=/init' \

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 packages=(
-  g++ cmake ninja-build ccache git pkg-config dpkg-dev # build; packages
+  g++ cmake ninja-build ccache git pkg-config dpkg-dev file # build; packages
   libucx-dev libspdlog-dev libfmt-dev libssl-dev       # the library
   nlohmann-json3-dev libcli11-dev                      # registry, tools
   prometheus-cpp-dev                                   # the exporter

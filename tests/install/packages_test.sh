@@ -1,35 +1,18 @@
 #!/usr/bin/env bash
-# Makes the Debian packages of a shared kvshard, compiled as BUILD_DIR is (so that ccache has all of it),
-# looks at what they need and hold, unpacks them without installing them, and runs use_installed.sh and the
-# tools from there.
-#   packages_test.sh SOURCE_DIR BUILD_DIR WORK_DIR CXX
+# Makes the Debian packages of a shared build (install_shared_test.sh), looks at what they need and hold, unpacks
+# them without installing them, and runs use_installed.sh and the tools from there.
+#   packages_test.sh BUILD_DIR WORK_DIR CXX
 set -euo pipefail
-source=$1 like=$2 work=$3 cxx=$4
+build=$1 work=$2 cxx=$3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-if ! command -v dpkg-shlibdeps > /dev/null; then
-  echo "skipped: no dpkg-dev"
-  exit 77
-fi
-
-mkdir -p "$work"
-of_cache() { sed -n "s/^$1:[A-Z]*=//p" "$like/CMakeCache.txt"; }
-type=$(of_cache CMAKE_BUILD_TYPE)
-flags=CMAKE_CXX_FLAGS_${type^^}
-launcher=$(command -v ccache || true)
-cmake -S "$source" -B "$work/build" -G Ninja -DBUILD_SHARED_LIBS=ON -DCMAKE_CXX_COMPILER="$cxx" \
-  ${launcher:+-DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} -DCMAKE_BUILD_TYPE="$type" "-D$flags=$(of_cache "$flags")" \
-  -DKVSHARD_WERROR="$(of_cache KVSHARD_WERROR)" -DKVSHARD_ENABLE_UCX="$(of_cache KVSHARD_ENABLE_UCX)" \
-  -DKVSHARD_ENABLE_PROMETHEUS="$(of_cache KVSHARD_ENABLE_PROMETHEUS)" \
-  -DKVSHARD_ENABLE_CUDA=OFF -DKVSHARD_BUILD_TESTS=OFF -DKVSHARD_BUILD_TOOLS=ON -DKVSHARD_BUILD_BENCH=OFF \
-  -DCMAKE_INSTALL_PREFIX=/usr > "$work/configure.log"
-targets=(kvshard kvshard-registry kvshard-bench kvshard-trace)
-[[ $(of_cache KVSHARD_ENABLE_PROMETHEUS) == OFF ]] || targets+=(kvshard_prometheus)
-cmake --build "$work/build" --target "${targets[@]}"
+for tool in dpkg-shlibdeps file; do
+  command -v "$tool" > /dev/null || { echo "skipped: there is no $tool"; exit 77; }
+done
 
 unpacked=$work/unpacked
 rm -rf "$unpacked"
 mkdir -p "$unpacked/packages" "$unpacked/root"
-(cd "$work/build" && cpack -G DEB -B "$unpacked/packages") > "$unpacked/cpack.log" || { cat "$unpacked/cpack.log"; exit 1; }
+(cd "$build" && cpack -G DEB -B "$unpacked/packages") > "$unpacked/cpack.log" || { cat "$unpacked/cpack.log"; exit 1; }
 
 # must NAME FIELD REGEX: of the package's control file.
 must() {
@@ -46,7 +29,7 @@ must libkvshard0 Depends 'libucx0'
 must libkvshard-dev Depends 'libkvshard0 \(= '
 must kvshard-tools Depends 'libkvshard0 \(= '
 must kvshard-tools Depends 'libstdc\+\+6'
-if [[ " ${targets[*]} " == *" kvshard_prometheus "* ]]; then
+if grep -q -E '^KVSHARD_ENABLE_PROMETHEUS:BOOL=(ON|1|TRUE)$' "$build/CMakeCache.txt"; then
   must libkvshard-prometheus0 Depends 'libkvshard0 \(= '
   must libkvshard-prometheus0 Depends 'libprometheus-cpp-core'
   must libkvshard-prometheus-dev Depends 'libkvshard-prometheus0 \(= .*libkvshard-dev \(= '
