@@ -34,6 +34,12 @@ std::string scrape(std::uint16_t port) {
   return response ? response->body : "";
 }
 
+ClusterOptions two_shards() {
+  ClusterOptions made;
+  made.shard_size = 2;
+  return made;
+}
+
 // On one host over loopback all ranks are in this process.
 PrefillRank& rank_of(PrefillDriver& driver) {
   return static_cast<LocalPrefill&>(driver).rank();
@@ -76,7 +82,7 @@ TEST(ExporterTest, AnswersOneQuestion) {
 }
 
 TEST(ExporterTest, ExportsARankAsLongAsItsHandleLives) {
-  const Cluster cluster{{}};
+  const Cluster cluster{two_shards()};
   auto made = exporter();
   auto handle = made->add(*cluster.decode, "d");
   ASSERT_TRUE(handle.ok());
@@ -94,7 +100,7 @@ TEST(ExporterTest, ExportsARankAsLongAsItsHandleLives) {
 }
 
 TEST(ExporterTest, TellsWhatRanksDid) {
-  Cluster cluster{{}};
+  Cluster cluster{two_shards()};
   const auto made = exporter({.labels = {{"site", "a"}}});
   const auto decode = made->add(*cluster.decode, "d");
   const auto prefill_0 = made->add(rank_of(*cluster.prefills[0]));
@@ -146,7 +152,7 @@ TEST(ExporterTest, TellsWhatRanksDid) {
 }
 
 TEST(ExporterTest, IsScrapedWhileRanksWorkAndComeAndGo) {
-  Cluster cluster{{}};
+  Cluster cluster{two_shards()};
   const auto made = exporter();
   const auto prefill = made->add(rank_of(*cluster.prefills[0]));
   ASSERT_TRUE(prefill.ok());
