@@ -8,7 +8,8 @@
 namespace kvshard::ucx {
 namespace {
 
-constexpr std::chrono::seconds kSettleLimit{1};
+// How late a peer's word may be. One that is gone is found sooner.
+constexpr std::chrono::seconds kSettleLimit{5};
 
 }  // namespace
 

@@ -39,7 +39,7 @@ static_assert(sizeof(MessageHeader) == 32);
 /// Closing is by force: it does not wait for operations, which UCX then ends with an error, though not
 /// at once. Memory is free only when idle() says so.
 ///
-/// It does wait, for at most a second, until the connection has settled. UCX pairs the endpoints of two
+/// It does wait, for at most five seconds, until the connection has settled. UCX pairs the endpoints of two
 /// workers by counting them on either side; one that is closed while it still connects is counted on one
 /// side only, and all later pairs of these workers are then wrong: hangs and leaked sockets, seen on
 /// 1.13.1.

@@ -22,9 +22,10 @@ constexpr std::size_t kTimedRounds = 8;
 constexpr std::size_t kShortBytes = 4U << 10;
 constexpr std::size_t kTimedBytes = 1U << 20;
 constexpr auto kTimedLimit = 20ms;
-/// A native get moves bytes as fast as the rendezvous, which uses it; an emulated one is far
-/// slower.
-constexpr double kNativeShare = 0.5;
+/// A native get moves bytes as fast as the rendezvous, which uses it; one that is emulated although the
+/// transport could read (from GPU memory without GPUDirect) is far slower. A machine that was busy while one
+/// of them was timed must not look like that.
+constexpr double kNativeShare = 0.25;
 
 }  // namespace
 
