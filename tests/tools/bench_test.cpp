@@ -18,6 +18,7 @@
 #include "bench/prefix_cache.hpp"
 #include "bench/trace.hpp"
 #include "bench/workload.hpp"
+#include "trace/summary.hpp"
 
 namespace kvshard::bench {
 namespace {
@@ -100,14 +101,23 @@ TEST(BenchTest, PullsBetweenProcessesAreVerifiedAndComparedWithBaselines) {
     EXPECT_TRUE(result["env"].contains(field)) << field;
 }
 
-TEST(BenchTest, OnePageGivesLatencies) {
+TEST(BenchTest, OnePageGivesLatenciesAndATrace) {
+  const TestFile trace{""};
   const Outcome bench = run_bench(
-      "pull --model deepseek-v3 --layers 2 --one-page --prefill 2 --repeat 5 --no-baselines");
+      "pull --model deepseek-v3 --layers 2 --one-page --prefill 2 --repeat 5 --no-baselines "
+      "--trace " +
+      trace.path());
   ASSERT_EQ(bench.exit_code, 0) << bench.output;
   const Json result = bench.json();
   EXPECT_EQ(result["bytes"], 2 * 16 * 576 * 2);
   EXPECT_GT(result["request_p50_ns"].get<std::int64_t>(), 0);
   EXPECT_GE(result["request_p99_ns"], result["request_p50_ns"]);
+  const auto merged = trace::read_traces({trace.path()});
+  ASSERT_TRUE(merged.ok()) << merged.error().message;
+  EXPECT_EQ(merged->processes.size(), 3U);
+  const trace::Summary summary = trace::summarize(*merged);
+  EXPECT_EQ(summary.pulls, 1U + 2 + 5);  // the verified one, warm-up, timed ones
+  EXPECT_EQ(summary.bytes, summary.pulls * result["bytes"].get<std::uint64_t>());
 }
 
 TEST(BenchTest, SweepChoosesAmongWhatItMeasuredAndDrawsIt) {

@@ -73,7 +73,7 @@ Trace one_pull() {
       request(Stage::wait, 0, 5, 20),        request(Stage::wait, 1, 5, 40),
       request(Stage::room, 1, 6, 16),        piece(Stage::gather, 0, 0, 10, 18),
       piece(Stage::wire, 0, 0, 20, 30),      piece(Stage::scatter, 0, 0, 30, 35),
-      piece(Stage::gather, 1, 0, 28, 38, 4), piece(Stage::exposed, 1, 0, 38, 72),
+      piece(Stage::gather, 1, 0, 28, 38, 4), piece(Stage::exposed, 1, 0, 38, 95),
       piece(Stage::wire, 1, 0, 48, 70, 6),   piece(Stage::scatter, 1, 0, 70, 90),
       request(Stage::skew, 0, 35, 90),       request(Stage::commit, 0, 90, 100),
       request(Stage::pull, 0, 0, 100),       request(Stage::lease, 1, 6, 95),
@@ -279,7 +279,7 @@ TEST(TracePictureTest, DrawsEverySpanOfTheRoomInItsLane) {
 TEST(TracePictureTest, DrawsAWindowOnly) {
   const auto svg = pipeline_svg(one_pull(), 7, {.from_ns = 92 * kUs, .to_ns = 98 * kUs});
   ASSERT_TRUE(svg.ok());
-  EXPECT_EQ(count(*svg, "<title>"), 3U);  // pull, lease, commit
+  EXPECT_EQ(count(*svg, "<title>"), 4U);  // pull, lease, exposed, commit
   const auto outside = pipeline_svg(one_pull(), 7, {.from_ns = 100 * kUs});
   ASSERT_FALSE(outside.ok());
   EXPECT_EQ(outside.error().message,

@@ -15,6 +15,7 @@
 #include "bench/roles.hpp"
 #include "bench/workload.hpp"
 #include "kvshard/decode_rank.hpp"
+#include "support/rank_trace.hpp"
 
 namespace kvshard::bench {
 namespace {
@@ -44,6 +45,9 @@ class DecodeSide {
     options.mapped = config.path == "auto"     ? Mapped::automatic
                      : config.path == "mapped" ? Mapped::always
                                                : Mapped::never;
+    KVSHARD_TRY(made->trace_, tools::RankTrace::create(start["trace"].get<std::string>(),
+                                                       fmt::format("decode {}", rank)));
+    options.tracer = made->trace_.tracer();
     KVSHARD_TRY(auto backends, make_backends(config, device));
     KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(options), std::move(backends.transport),
                                                 std::move(backends.engine)));
@@ -244,6 +248,7 @@ class DecodeSide {
   std::unique_ptr<StagingMemory> slots_, copy_from_, copy_to_;
   std::uint64_t copied_bytes_{0};
   std::vector<std::unique_ptr<UcxBaseline>> baselines_;  // one for each prefill rank
+  tools::RankTrace trace_;
   std::unique_ptr<DecodeRank> rank_;
   GroupId group_{};
 };

@@ -93,6 +93,7 @@ class PullCommand {
                     "single-page gets to time as a baseline, at most; 0: none")
         ->capture_default_str();
     app_.add_flag("--one-page", one_page_, "requests of one page: latency from PULL to completion");
+    app_.add_option("--trace", trace_, "where a trace of all ranks goes; for one --prefill");
     app_.add_option("--json", json_, "where results go, one line each; -: stdout")
         ->capture_default_str();
   }
@@ -104,10 +105,12 @@ class PullCommand {
       config_.tokens = config_.page_size;
       if (app_.count("--repeat") == 0) config_.repeat = 1000;
     }
+    if (!trace_.empty() && prefill_.size() > 1)
+      return fail({ErrorCode::invalid_argument, "--trace takes one measure: one --prefill"});
     std::string lines;
     for (const std::uint32_t shards : prefill_) {
       config_.prefill = shards;
-      const auto result = measure_pull(config_);
+      const auto result = measure_pull(config_, trace_);
       if (!result) return fail(result.error());
       fmt::print(stderr, "{}", pull_verdict(*result));
       lines += result->dump() + "\n";
@@ -121,7 +124,7 @@ class PullCommand {
   PullConfig config_;
   std::vector<std::uint32_t> prefill_{1};
   bool one_page_{false};
-  std::string json_{"-"};
+  std::string json_{"-"}, trace_;
 };
 
 class SweepCommand {

@@ -12,6 +12,7 @@
 #include "bench/roles.hpp"
 #include "bench/workload.hpp"
 #include "kvshard/prefill_rank.hpp"
+#include "support/rank_trace.hpp"
 
 namespace kvshard::bench {
 namespace {
@@ -37,6 +38,9 @@ class PrefillSide {
     options.pool = made->pool_.describe();
     options.slot_payload_bytes = config.slot_bytes;
     options.slots = config.slots * decode_ranks;
+    KVSHARD_TRY(made->trace_, tools::RankTrace::create(start["trace"].get<std::string>(),
+                                                       fmt::format("prefill {}", rank)));
+    options.tracer = made->trace_.tracer();
     KVSHARD_TRY(auto backends, make_backends(config, device));
     KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(options), std::move(backends.transport),
                                                  std::move(backends.engine)));
@@ -104,6 +108,7 @@ class PrefillSide {
   std::uint32_t pullers_{1};
   std::unique_ptr<StagingMemory> slots_;
   std::vector<std::unique_ptr<UcxBaseline>> baselines_;  // one for each decode rank
+  tools::RankTrace trace_;
   std::unique_ptr<PrefillRank> rank_;
 };
 

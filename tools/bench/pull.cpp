@@ -12,6 +12,7 @@
 #include "bench/workload.hpp"
 #include "kvshard/plan.hpp"
 #include "support/process.hpp"
+#include "trace/trace.hpp"
 
 namespace kvshard::bench {
 namespace {
@@ -36,7 +37,9 @@ struct Source {
 
 class Run {
  public:
-  explicit Run(const PullConfig& config) : config_{config} {}
+  /// Ranks write a trace each when this object goes: `trace_files` has their names then.
+  Run(const PullConfig& config, std::string trace, std::vector<std::string>& trace_files)
+      : config_{config}, trace_{std::move(trace)}, trace_files_{trace_files} {}
 
   Result<Json> run() {
     KVSHARD_TRY(const auto workload, Workload::create(config_));
@@ -68,6 +71,7 @@ class Run {
       prefill_.emplace_back(std::vector{self, std::string{"prefill-rank"}});
       KVSHARD_TRY(send(prefill_.back(), {{"config", config_},
                                          {"rank", rank},
+                                         {"trace", trace_file("prefill", rank)},
                                          {"pullers", pullers[rank]},
                                          {"decode_ranks", config_.decode_tp}}));
     }
@@ -81,9 +85,11 @@ class Run {
     }
     for (std::uint32_t rank = 0; rank < config_.decode_tp; ++rank) {
       decode_.emplace_back(std::vector{self, std::string{"decode-rank"}});
-      KVSHARD_TRY(send(
-          decode_.back(),
-          {{"config", config_}, {"rank", rank}, {"ports", ports}, {"remotes", remotes[rank]}}));
+      KVSHARD_TRY(send(decode_.back(), {{"config", config_},
+                                        {"rank", rank},
+                                        {"trace", trace_file("decode", rank)},
+                                        {"ports", ports},
+                                        {"remotes", remotes[rank]}}));
     }
     // Rendezvous and emulated gets need the sender while connections are made, too.
     if (config_.baselines) KVSHARD_TRY(ask_all(prefill_, {{"op", "baseline"}}));
@@ -92,6 +98,11 @@ class Run {
       if (paths_.empty()) paths_ = ready["paths"];
     }
     return {};
+  }
+
+  std::string trace_file(const char* role, std::uint32_t rank) {
+    if (trace_.empty()) return "";
+    return trace_files_.emplace_back(fmt::format("{}.{}{}", trace_, role, rank));
   }
 
   Status pull_once(bool timed) {
@@ -248,6 +259,8 @@ class Run {
   }
 
   PullConfig config_;
+  std::string trace_;
+  std::vector<std::string>& trace_files_;
   std::vector<RankProcess> prefill_, decode_;  // decode ranks leave first
   Json paths_ = Json::array();
   std::uint64_t next_room_{1};
@@ -260,8 +273,11 @@ class Run {
 
 }  // namespace
 
-Result<Json> measure_pull(const PullConfig& config) {
-  return Run{config}.run();
+Result<Json> measure_pull(const PullConfig& config, const std::string& trace) {
+  std::vector<std::string> trace_files;
+  auto result = Run{config, trace, trace_files}.run();  // and its ranks have left
+  if (result && !trace.empty()) KVSHARD_TRY(trace::merge_files(trace_files, trace));
+  return result;
 }
 
 std::string pull_verdict(const Json& result) {

@@ -13,8 +13,9 @@ namespace kvshard::bench {
 ///
 /// Bytes are verified first: every one of every request, and canaries on all other pages. Then ours and
 /// the baselines take turns.
+/// `trace`, if any, is the file that a trace of all ranks goes to.
 /// Errors: what a rank process said; data_loss for wrong bytes.
-Result<Json> measure_pull(const PullConfig& config);
+Result<Json> measure_pull(const PullConfig& config, const std::string& trace = "");
 
 /// The result in a few lines for people.
 std::string pull_verdict(const Json& result);

@@ -15,6 +15,8 @@ using tools::Json;
 /// The first message has "config" (a PullConfig) and "rank". Each answers every message once; an answer
 /// with "failed" is the last. Both return a process's exit code.
 ///
+/// "trace" in the first message names the file that the rank's trace goes to in the end; empty: none.
+///
 /// A prefill rank. First: "pullers", "decode_ranks" -> "port", "remotes" (one for each decode rank)
 ///   {"op": "publish", "first_room"}  opens and publishes a room for each request
 ///   {"op": "baseline"}               serves bare UCX until the next message

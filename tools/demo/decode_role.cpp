@@ -44,6 +44,9 @@ class DecodeEngine {
                               : made->pool_.describe(made->model_.id());
     rank.mapped = mapped(options);
     rank.pool.geometry = decode_geometries(made->model_, options)[options.rank];
+    KVSHARD_TRY(made->trace_,
+                tools::RankTrace::create(options.trace, trace_name(options, "decode")));
+    rank.tracer = made->trace_.tracer();
     KVSHARD_TRY(made->rank_, DecodeRank::create(std::move(rank), std::move(backends.transport),
                                                 std::move(backends.engine)));
     KVSHARD_TRY(auto registry, make_registry(options.registry));
@@ -156,6 +159,7 @@ class DecodeEngine {
   std::unique_ptr<DevicePool> device_;  // with --memory cuda
   std::optional<PageLayout> layout_;
   std::vector<LocalPage> free_pages_;
+  tools::RankTrace trace_;
   std::unique_ptr<DecodeRank> rank_;
   GroupId group_{};
   std::deque<Request> running_;

@@ -25,6 +25,7 @@
 #include "tiny_llm/kv.hpp"
 #include "tiny_llm/model.hpp"
 #include "tiny_llm/recall.hpp"
+#include "trace/trace.hpp"
 
 namespace demo {
 namespace {
@@ -41,6 +42,7 @@ struct Options {
   std::uint32_t count{32};
   bool damage{false};
   std::string registry;  // empty: one of our own
+  std::string trace;     // empty: none
   RoleOptions role;
 };
 
@@ -144,12 +146,14 @@ Result<std::string> start_registry(Process& process) {
   return line.substr(at + 1);
 }
 
-/// N prefill ranks and T decode ranks, and the scheduler that feeds them.
+/// N prefill ranks and T decode ranks, and the scheduler that feeds them. With a trace, ranks write one
+/// each when this object goes, and `trace_files` has their names.
 class Run {
  public:
   Run(const Options& options, const Variant& variant, std::uint32_t shard_size,
-      std::uint32_t decode_tp, const std::string& registry, std::uint64_t epoch)
-      : options_{options}, variant_{variant}, role_{options.role} {
+      std::uint32_t decode_tp, const std::string& registry, std::uint64_t epoch,
+      std::vector<std::string>& trace_files)
+      : options_{options}, variant_{variant}, role_{options.role}, trace_files_{trace_files} {
     row_.variant = variant.name;
     row_.shard_size = shard_size;
     row_.decode_tp = decode_tp;
@@ -158,6 +162,7 @@ class Run {
     // A registry that is not our own may list the ranks of other runs.
     role_.group = fmt::format("demo-{}-{}", ::getpid(), epoch);
     role_.epoch = epoch;
+    first_room_ = 1'000 * epoch;
     role_.model = variant.model;
     role_.shard_size = shard_size;
     role_.decode_tp = decode_tp;
@@ -229,8 +234,15 @@ class Run {
                                     "--pool-pages", std::to_string(pool_pages),
                                     "--chunk",      std::to_string(role.chunk_tokens),
                                     "--memory",     role.memory,
-                                    "--path",       role.path}));
+                                    "--path",       role.path,
+                                    "--trace",      trace_file(decode, role.rank)}));
     }
+  }
+
+  std::string trace_file(bool decode, std::uint32_t rank) {
+    if (options_.trace.empty()) return "";
+    return trace_files_.emplace_back(fmt::format("{}.run{}.{}{}", options_.trace, role_.epoch,
+                                                 decode ? "decode" : "prefill", rank));
   }
 
   Result<Json> receive(RankProcess& rank) {
@@ -256,13 +268,13 @@ class Run {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const bool decode = rank >= row_.shard_size;
       const bool damage = options_.damage && id == 0 && rank == row_.shard_size;
-      const Json message = decode
-                               ? Json{{"op", "decode"},
-                                      {"room", id},
-                                      {"prompt_tokens", prompt.tokens.size()},
-                                      {"count", prompt.unsplit.tokens.size()},
-                                      {"damage", damage}}
-                               : Json{{"op", "prefill"}, {"room", id}, {"prompt", prompt.tokens}};
+      const Json message =
+          decode ? Json{{"op", "decode"},
+                        {"room", first_room_ + id},
+                        {"prompt_tokens", prompt.tokens.size()},
+                        {"count", prompt.unsplit.tokens.size()},
+                        {"damage", damage}}
+                 : Json{{"op", "prefill"}, {"room", first_room_ + id}, {"prompt", prompt.tokens}};
       if (!ranks_[rank].channel().send(message))
         return Error{ErrorCode::unavailable, "a rank process died"};
     }
@@ -280,9 +292,9 @@ class Run {
       KVSHARD_TRY(const Json message, receive(ranks_[rank]));
       if (rank >= row_.shard_size) {
         KVSHARD_TRY(take_result(message, rank == row_.shard_size));
-        KVSHARD_TRY(let_go(message["room"].get<std::uint64_t>()));
+        KVSHARD_TRY(let_go(message["room"].get<std::uint64_t>() - first_room_));
       } else {
-        KVSHARD_TRY(let_go(message["released"].get<std::uint64_t>()));
+        KVSHARD_TRY(let_go(message["released"].get<std::uint64_t>() - first_room_));
       }
     }
     return {};
@@ -292,7 +304,7 @@ class Run {
   Status take_result(const Json& message, bool first) {
     if (message.contains("error"))
       return Error{ErrorCode::unavailable, message["error"].get<std::string>()};
-    const auto id = message["room"].get<std::uint64_t>();
+    const auto id = message["room"].get<std::uint64_t>() - first_room_;
     const Prompt& prompt = variant_.prompts[id];
     tiny_llm::Generated split;
     split.tokens = message["tokens"].get<std::vector<tiny_llm::Token>>();
@@ -328,7 +340,7 @@ class Run {
     row_.same_logits += room.same_logits ? 1 : 0;
     KVSHARD_TRY(allocator_->free_chain(room.pages));
     for (std::size_t rank = 0; rank < row_.shard_size; ++rank) {
-      if (!ranks_[rank].channel().send({{"op", "free"}, {"room", id}}))
+      if (!ranks_[rank].channel().send({{"op", "free"}, {"room", first_room_ + id}}))
         return Error{ErrorCode::unavailable, "a rank process died"};
     }
     rooms_.erase(id);
@@ -344,9 +356,11 @@ class Run {
   const Options& options_;
   const Variant& variant_;
   RoleOptions role_;
+  std::vector<std::string>& trace_files_;
   Row row_;
   std::vector<RankProcess> ranks_;  // prefill ranks, then decode ranks
   PageAllocator* allocator_{nullptr};
+  std::uint64_t first_room_{0};  // numbers of rooms differ from run to run, for the trace
   std::map<std::uint64_t, Room> rooms_;
   std::size_t finished_{0};
 };
@@ -404,6 +418,7 @@ int run_demo(const Options& options) {
   }
   std::printf("registry at %s\n", registry->c_str());
   std::vector<Row> rows;
+  std::vector<std::string> trace_files;
   std::uint64_t epoch = 0;
   for (const std::string& model : options.models) {
     const auto variant = make_variant(model, options);
@@ -414,7 +429,8 @@ int run_demo(const Options& options) {
     }
     for (const std::uint32_t shard_size : options.shard_sizes) {
       for (const std::uint32_t decode_tp : options.decode_tps) {
-        const auto row = Run{options, *variant, shard_size, decode_tp, *registry, ++epoch}.run();
+        const auto row =
+            Run{options, *variant, shard_size, decode_tp, *registry, ++epoch, trace_files}.run();
         if (!row) {
           std::fprintf(stderr, "\nkvshard-demo: %s N=%u T=%u: %s\n", variant->name.c_str(),
                        shard_size, decode_tp, row.error().message.c_str());
@@ -425,6 +441,12 @@ int run_demo(const Options& options) {
     }
   }
   print_table(rows);
+  if (!options.trace.empty()) {
+    if (const Status merged = trace::merge_files(trace_files, options.trace); !merged) {
+      std::fprintf(stderr, "kvshard-demo: %s\n", merged.error().message.c_str());
+      return 1;
+    }
+  }
   const bool good =
       std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.good(); });
   std::printf("%s\n", good ? "PASS: every split run repeats the unsplit one, bit for bit"
@@ -459,6 +481,7 @@ void add_child_options(CLI::App& app, RoleOptions& role) {
   app.add_option("--shard-size", role.shard_size)->required();
   app.add_option("--decode-tp", role.decode_tp)->required();
   app.add_option("--model", role.model)->required();
+  app.add_option("--trace", role.trace);
 }
 
 int main(int argc, char** argv) {
@@ -485,6 +508,7 @@ int main(int argc, char** argv) {
   app.add_option("--count", options.count, "tokens to decode for each prompt")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_option("--trace", options.trace, "where a trace of all ranks goes: see kvshard-trace");
   app.add_flag("--damage", options.damage,
                "spoil one landed page of one prompt: the demo must then fail");
   add_role_options(app, options.role);

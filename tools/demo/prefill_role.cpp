@@ -49,6 +49,9 @@ class PrefillEngine {
     KVSHARD_TRY(const auto pullers,
                 count_pullers(geometries, decode_geometries(made->model_, options)));
     made->pullers_ = pullers[options.rank];
+    KVSHARD_TRY(made->trace_,
+                tools::RankTrace::create(options.trace, trace_name(options, "prefill")));
+    rank.tracer = made->trace_.tracer();
     KVSHARD_TRY(made->rank_, PrefillRank::create(std::move(rank), std::move(backends.transport),
                                                  std::move(backends.engine)));
     KVSHARD_TRY(made->registry_, make_registry(options.registry));
@@ -125,6 +128,7 @@ class PrefillEngine {
   PageAllocator allocator_;
   std::unordered_map<RoomId, std::vector<LogicalPage>> chains_;
   std::uint32_t pullers_{0};
+  tools::RankTrace trace_;
   std::unique_ptr<PrefillRank> rank_;
   std::unique_ptr<Registry> registry_;
   std::unique_ptr<Announcement> announcement_;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "kvshard/decode_rank.hpp"
 #include "kvshard/geometry.hpp"
 #include "kvshard/transport.hpp"
+#include "support/rank_trace.hpp"
 #include "tiny_llm/kv.hpp"
 #include "tiny_llm/model.hpp"
 
@@ -72,6 +75,11 @@ inline std::vector<kvshard::Geometry> decode_geometries(const tiny_llm::Model& m
         rank * group.heads % group.total_heads;  // the one head of latent KV: all have it
   }
   return ranks;
+}
+
+/// What a viewer of traces calls this process.
+inline std::string trace_name(const RoleOptions& options, const char* side) {
+  return fmt::format("{} {} (run {})", side, options.rank, options.epoch);
 }
 
 /// Tells the parent why this process cannot go on, and gives its exit code.

@@ -24,6 +24,7 @@ struct RoleOptions {
   std::uint32_t chunk_tokens{128};
   std::string memory{"host"};
   std::string path{"auto"};
+  std::string trace;  ///< the file that this rank's trace goes to; empty: none
 };
 
 /// A prefill rank's process: owns a part of each prompt's pages, computes the tokens on them together with the

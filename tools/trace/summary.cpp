@@ -60,9 +60,9 @@ bool is(const Span& span, Stage stage) {
 }
 
 // The first of these that runs is what a pull's time is spent on.
-constexpr std::array kPrecedence{Stage::wire,   Stage::scatter, Stage::landing, Stage::exposed,
-                                 Stage::gather, Stage::slot,    Stage::queue,   Stage::connect,
-                                 Stage::commit, Stage::room};
+constexpr std::array kPrecedence{Stage::commit,  Stage::wire,   Stage::scatter, Stage::landing,
+                                 Stage::exposed, Stage::gather, Stage::slot,    Stage::queue,
+                                 Stage::connect, Stage::room};
 
 // Nanoseconds that `pull` spent on each stage.
 Shares time_spent(const Span& pull, Spans spans, std::optional<std::uint32_t> source) {

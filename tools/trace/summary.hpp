@@ -66,7 +66,7 @@ struct Summary {
 
 /// What the spans of all rooms, or of `room` only, come to.
 ///
-/// Each moment of a pull is spent on one stage: of what happens to the pieces of its slowest source, on
+/// Each moment of a pull is spent on one stage: on `commit` once the last byte has landed; before, of what happens to the pieces of its slowest source, on
 /// that nearest to the pages (scatter behind wire, since the wire is what should be busy), else on a stage of the request; on
 /// `wait` when there is nothing of either, since then prefill has no piece to send yet.
 /// Cost: O(n log n) in the number of spans.
