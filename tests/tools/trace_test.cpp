@@ -202,6 +202,10 @@ TEST(TraceSummaryTest, TheVerdictNamesTheStageAndWhatToChange) {
        {piece(Stage::wire, 0, 0, 90, 100, 90)}},
       {"wire decides, 100 % of the pulls' time: 20.00 GB/s with 2.0 pieces on it at once",
        {piece(Stage::wire, 0, 0, 0, 100), piece(Stage::wire, 0, 1, 0, 100)}},
+      {"wire decides, 90 % of the pulls' time: 22.22 GB/s with 1.1 pieces on it at once; prefill "
+       "rank 1 "
+       "sends 11.11 GB/s, rank 0 sends 100.00",
+       {piece(Stage::wire, 0, 0, 10, 20), piece(Stage::wire, 1, 0, 10, 100)}},
       {"wire decides, 50 % of the pulls' time: 40.00 GB/s with 1.0 pieces on it at once; wire and "
        "copies take turns (overlap 0.00): a larger window, or smaller slots",
        {piece(Stage::wire, 0, 0, 0, 25), piece(Stage::scatter, 0, 0, 25, 50),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -101,7 +102,7 @@ class Picture {
     }
     if (span.room == room_ && span.stage == Stage::wire) {
       bytes_ += span.bytes;
-      sources_.push_back(span.source);
+      sources_.insert(span.source);
     }
   }
 
@@ -167,9 +168,6 @@ class Picture {
       svg += fmt::format(".{0}{{fill:{1}}}.on-{0}{{fill:{2};font-size:10px}}",
                          to_string(look.stage), look.fill, look.text);
     svg += "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
-    std::ranges::sort(sources_);
-    const auto repeated = std::ranges::unique(sources_);
-    sources_.erase(repeated.begin(), repeated.end());
     svg += svg_text(12, 24, "start",
                     fmt::format("Room {}: {} from {} prefill rank{} in {}", room_,
                                 human_bytes(bytes_), sources_.size(),
@@ -208,7 +206,7 @@ class Picture {
   const std::int64_t begin_ns_, end_ns_;
   std::map<Key, Row> rows_;
   std::uint64_t bytes_{0};
-  std::vector<std::uint32_t> sources_;
+  std::set<std::uint32_t> sources_;
   std::string block_, body_;
   double y_{kTop - kBlock + 4};
 };

@@ -61,6 +61,23 @@ std::string about_turns(const Summary& summary) {
   return text + "a larger window, or smaller slots";
 }
 
+std::string about_wire(const Summary& summary) {
+  std::string text = fmt::format("{:.2f} GB/s with {:.1f} pieces on it at once",
+                                 gigabytes_per_s(summary.bytes, std::llround(summary.on_wire_ns)),
+                                 summary.pieces_on_wire);
+  const SourceSummary *slow = nullptr, *fast = nullptr;
+  for (const SourceSummary& source : summary.sources) {
+    const double rate = on_wire_gigabytes_per_s(source);
+    if (source.pieces == 0) continue;
+    if (slow == nullptr || rate < on_wire_gigabytes_per_s(*slow)) slow = &source;
+    if (fast == nullptr || rate > on_wire_gigabytes_per_s(*fast)) fast = &source;
+  }
+  if (slow != fast && on_wire_gigabytes_per_s(*fast) > 1.5 * on_wire_gigabytes_per_s(*slow))
+    text += fmt::format("; prefill rank {} sends {:.2f} GB/s, rank {} sends {:.2f}", slow->rank,
+                        on_wire_gigabytes_per_s(*slow), fast->rank, on_wire_gigabytes_per_s(*fast));
+  return text + about_turns(summary);
+}
+
 std::string advice(const Summary& summary, Stage stage) {
   switch (stage) {
     case Stage::queue:
@@ -72,9 +89,7 @@ std::string advice(const Summary& summary, Stage stage) {
     case Stage::landing:
       return "pieces wait for landing slots: more landing_slots, or larger ones";
     case Stage::wire:
-      return fmt::format("{:.2f} GB/s with {:.1f} pieces on it at once{}",
-                         gigabytes_per_s(summary.bytes, std::llround(summary.on_wire_ns)),
-                         summary.pieces_on_wire, about_turns(summary));
+      return about_wire(summary);
     case Stage::scatter:
       return "copies into pages: larger pages or a less scattered pool" + about_turns(summary);
     case Stage::commit:
