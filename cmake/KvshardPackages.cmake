@@ -31,7 +31,7 @@ set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION net)
 set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "The shared library.")
 set(CPACK_COMPONENT_DEV_DESCRIPTION "Headers for C++ and C, CMake package and pkg-config file.")
-set(CPACK_COMPONENT_TOOLS_DESCRIPTION "The registry server, the benchmark, and the reader of traces.")
+set(CPACK_COMPONENT_TOOLS_DESCRIPTION "The registry server, the benchmark, the doctor, and the reader of traces.")
 
 # What binaries need, their symbols say. The tools find our library where it was built.
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
