@@ -99,7 +99,8 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     std::uint32_t unclaimed{0};  // pullers that have not come yet
     std::vector<OwnedChunk> chunks;
     std::optional<std::vector<wire::TableEnd>> ends;  // by table, once the last chunk is here
-    TimePoint expires{TimePoint::max()};              // for the unclaimed, from the last chunk on
+    TimePoint expires{};                              // for the unclaimed, from the last chunk on
+    std::optional<std::list<Room*>::iterator> expiring;
     std::vector<std::byte> side_data;
     std::vector<std::uint64_t> leases;  // live ones
     std::uint32_t gathering{0};         // slots that read its pages now
@@ -147,6 +148,7 @@ class PrefillRank::Impl final : public SlotTable::Owner {
     std::uint32_t unreleased{0};
     bool last_sent{false};
     TimePoint deadline{};  // for COMMIT
+    std::list<Lease*>::iterator by_age;
   };
 
   struct WaitingPull {
@@ -279,6 +281,9 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::unordered_map<std::uint64_t, std::shared_ptr<Peer>> peers_;
   std::unordered_map<RoomId, std::unique_ptr<Room>> rooms_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
+  // In the order of their deadlines, since each kind has one time for all: a look at time costs what is due.
+  std::list<Lease*> by_age_;
+  std::list<Room*> expiring_;
   std::unordered_map<RoomId, std::list<WaitingPull>> waiting_;
   struct Ended {
     std::uint64_t number;  // tells a room's last end from one before it was opened again

@@ -309,34 +309,29 @@ void PrefillRank::Impl::sweep() {
               Tell::yes);
   }
 
-  std::vector<Lease*> overdue;
-  TimePoint oldest = time;
-  for (auto& [id, lease] : leases_) {
-    oldest = std::min(oldest, lease->claimed);
-    if (time >= lease->deadline) overdue.push_back(lease.get());
-  }
-  std::atomic_ref{counts_.oldest_lease_ns}.store(
-      static_cast<std::uint64_t>((time - oldest).count()), std::memory_order_relaxed);
-  for (Lease* lease : overdue) {
+  while (!by_age_.empty() && time >= by_age_.front()->deadline) {
     end_lease(
-        *lease,
+        *by_age_.front(),
         Error{ErrorCode::deadline_exceeded, fmt::format("the pull was not committed within {} ms",
                                                         options_.pull_timeout.count())},
         Tell::yes);
   }
+  const Duration oldest = by_age_.empty() ? Duration{0} : time - by_age_.front()->claimed;
+  std::atomic_ref{counts_.oldest_lease_ns}.store(
+      static_cast<std::uint64_t>(std::max(oldest, Duration{0}).count()), std::memory_order_relaxed);
 
-  std::vector<Room*> expired;
-  for (auto& [id, room] : rooms_) {
-    if (room->unclaimed > 0 && time >= room->expires) expired.push_back(room.get());
-  }
-  for (Room* room : expired) {
-    if (room->status) {
-      room->status =
+  while (!expiring_.empty() && time >= expiring_.front()->expires) {
+    Room& room = *expiring_.front();
+    expiring_.pop_front();
+    room.expiring.reset();
+    if (room.unclaimed == 0) continue;
+    if (room.status) {
+      room.status =
           Error{ErrorCode::deadline_exceeded, fmt::format("{} pullers did not come within {} ms",
-                                                          room->unclaimed, options_.lease.count())};
+                                                          room.unclaimed, options_.lease.count())};
     }
-    room->unclaimed = 0;
-    end_room_if_idle(*room);
+    room.unclaimed = 0;
+    end_room_if_idle(room);
   }
 
   for (auto it = waiting_.begin(); it != waiting_.end();) {

@@ -59,6 +59,7 @@ void PrefillRank::Impl::add_chunk(RoomId id, OwnedChunk chunk,
     room.ends = std::move(ends);
     room.side_data = std::move(side_data);
     room.expires = now() + options_.lease;
+    room.expiring = expiring_.insert(expiring_.end(), &room);
     const std::vector<std::uint64_t> leases = room.leases;  // end_lease() edits the list
     for (const std::uint64_t lease_id : leases) {
       Lease& lease = *leases_.at(lease_id);
@@ -186,6 +187,7 @@ void PrefillRank::Impl::claim(Peer& peer, Room& room, const wire::Pull& pull) {
   lease.window = pull.window;
   lease.claimed = clock_.now();
   lease.deadline = now() + options_.pull_timeout;
+  lease.by_age = by_age_.insert(by_age_.end(), &lease);
   leases_.emplace(id, std::move(made));
   peer.leases.emplace(pull.pull, id);
   room.leases.push_back(id);
@@ -230,6 +232,7 @@ void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
   Peer& peer = *lease.peer;
   peer.leases.erase(lease.pull);
   std::erase(room.leases, lease.id);
+  by_age_.erase(lease.by_age);
   leases_.erase(lease.id);
   unpark(peer);  // the lease may have held the peer's share, or been the one that was to use it
   end_room_if_idle(room);
@@ -255,6 +258,7 @@ void PrefillRank::Impl::end_room_if_idle(Room& room) {
     front_.erase(id);
   }
   events_.push({id, std::move(room.status)});
+  if (room.expiring) expiring_.erase(*room.expiring);
   rooms_.erase(id);
 }
 

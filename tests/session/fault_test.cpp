@@ -405,6 +405,8 @@ TEST(FaultTest, OneRankFailsAndThePullReportsOnceAfterAllCopiesStopped) {
   cluster.publish(request);
   ASSERT_TRUE(cluster.pull(group, request).ok());
   ASSERT_TRUE(setup.decode_faults->wait_holding(1, 20s));
+  for (auto& prefill : cluster.prefills)  // the PULL to another rank may still be on its way
+    ASSERT_TRUE(eventually([&] { return prefill->stats().leases == 1; }));
   ASSERT_TRUE(cluster.prefills[1]->abort(request.room, "out of memory").ok());
   ASSERT_TRUE(
       eventually([&] { return cluster.prefills[2]->stats().leases == 0; }));  // told its siblings
