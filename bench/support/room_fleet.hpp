@@ -142,7 +142,8 @@ class RoomFleet {
 
  private:
   static constexpr std::byte kCanary{0xc5};
-  static constexpr std::chrono::milliseconds kLimit{300'000};
+  // 10,000 rooms take minutes to drain on two busy cores.
+  static constexpr std::chrono::milliseconds kLimit{3'600'000};
 
   struct Prefill {
     std::vector<std::byte> memory;
