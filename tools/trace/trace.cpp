@@ -255,11 +255,9 @@ std::string full_name(const Trace& trace, std::size_t rank) {
 }
 
 RankOrder order_of(const Trace& trace, const Span& span) {
-  std::string name = full_name(trace, span.rank);
-  return {.decode = !on_prefill(span.stage),
-          .length = name.size(),
-          .name = std::move(name),
-          .rank = span.rank};
+  const std::string name = full_name(trace, span.rank);
+  return {
+      .decode = !on_prefill(span.stage), .length = name.size(), .name = name, .rank = span.rank};
 }
 
 Result<Trace> parse_trace(std::string_view text) {

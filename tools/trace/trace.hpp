@@ -1,11 +1,11 @@
 #pragma once
 
 #include <array>
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "kvshard/metrics.hpp"
@@ -82,7 +82,12 @@ struct RankOrder {
   std::string name;
   std::size_t rank{0};
 
-  auto operator<=>(const RankOrder&) const = default;
+  bool operator<(const RankOrder& other) const {
+    const auto key = [](const RankOrder& order) {
+      return std::tie(order.decode, order.length, order.name, order.rank);
+    };
+    return key(*this) < key(other);
+  }
 };
 /// Of the rank that `span` is on.
 RankOrder order_of(const Trace& trace, const Span& span);
