@@ -19,7 +19,14 @@ constexpr bool kTimesCount = false;
 constexpr bool kTimesCount = true;
 #endif
 
-class IdleTest : public ::testing::TestWithParam<Where> {};
+class IdleTest : public ::testing::TestWithParam<Where> {
+ protected:
+  static ClusterOptions options() {
+    ClusterOptions made;
+    made.where = GetParam();
+    return made;
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Over, IdleTest, ::testing::Values(Where::loopback, Where::ucx_threads),
                          [](const auto& param) { return to_string(param.param); });
@@ -31,7 +38,7 @@ std::int64_t process_cpu_ns() {
 }
 
 TEST_P(IdleTest, ConnectedRanksUseNoProcessor) {
-  Cluster cluster{{.where = GetParam(), .shard_size = 2}};
+  Cluster cluster{options()};
   cluster.run_request(cluster.connect(), RoomId{1}, 5);
   pollfd nothing{.fd = cluster.decode->event_fd(), .events = POLLIN, .revents = 0};
   const auto start = std::chrono::steady_clock::now();
