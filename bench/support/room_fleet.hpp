@@ -9,6 +9,7 @@
 #include <cstring>
 #include <ctime>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <thread>
@@ -31,6 +32,7 @@ struct FleetOptions {
   TransportOptions transport{.kind = TransportOptions::Kind::loopback};
   bool metrics{true};
   std::shared_ptr<Tracer> tracer{};
+  std::function<void()> turn{};  ///< moves the ranks, where they have no threads (ManualTurns)
 };
 
 /// Prefill groups and decode ranks in one process, with one page a rank and request. With small pages over the
@@ -93,6 +95,10 @@ class RoomFleet {
         }
       }
       if (!done_.empty()) break;
+      if (options_.turn) {
+        options_.turn();
+        continue;
+      }
       std::vector<pollfd> fds;
       for (const Decode& decode : decodes_)
         fds.push_back({.fd = decode.rank->event_fd(), .events = POLLIN, .revents = 0});
@@ -286,12 +292,15 @@ class RoomFleet {
   }
 
   template <typename Done>
-  static Status await(const Done& done) {
+  Status await(const Done& done) const {
     const auto until = std::chrono::steady_clock::now() + kLimit;
     while (!done()) {
       if (std::chrono::steady_clock::now() > until)
         return Error{ErrorCode::deadline_exceeded, "the ranks did not get there"};
-      std::this_thread::yield();
+      if (options_.turn)
+        options_.turn();
+      else
+        std::this_thread::yield();
     }
     return {};
   }
