@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +16,7 @@
 #include "bench/prefix_cache.hpp"
 #include "bench/trace.hpp"
 #include "bench/workload.hpp"
+#include "support/run_command.hpp"
 #include "trace/summary.hpp"
 
 namespace kvshard::bench {
@@ -25,23 +24,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Outcome {
-  int exit_code{-1};
-  std::string output;
+struct Outcome : test::Outcome {
   [[nodiscard]] Json json() const { return Json::parse(output, nullptr, false); }
 };
 
-// Standard error goes where the test's goes.
 Outcome run_bench(const std::string& options) {
-  const std::string command = std::string{KVSHARD_BENCH_TOOL} + " " + options;
-  Outcome outcome;
-  FILE* const pipe = ::popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  for (std::size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    outcome.output.append(buffer.data(), got);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return outcome;
+  return {test::run_command(std::string{KVSHARD_BENCH_TOOL} + " " + options)};
 }
 
 // A file of this test, gone afterwards.

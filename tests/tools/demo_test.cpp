@@ -1,31 +1,22 @@
 // The demo as a user runs it: a registry, N prefill ranks and T decode ranks as processes, over UCX.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "support/run_command.hpp"
 
 namespace kvshard::test {
 namespace {
 
-struct Outcome {
-  int exit_code{-1};
-  std::string output;
-};
-
 Outcome run_demo(const std::string& options) {
-  const std::string command = std::string{KVSHARD_DEMO_TOOL} + " " + options + " 2>&1";
-  Outcome outcome;
-  FILE* const pipe = ::popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  for (std::size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    outcome.output.append(buffer.data(), got);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return outcome;
+  return run_command(std::string{KVSHARD_DEMO_TOOL} + " " + options + " 2>&1");
 }
 
 // acceptance 46: both trained variants, N = 1, 2, 4. T = 1, 2 are, with real tokens, acceptance 11 for head
@@ -55,6 +46,26 @@ TEST(DemoTest, DecodeRanksPullOnlyTheirHeads) {
   }
   ASSERT_GE(moved.size(), 2U) << demo.output;
   EXPECT_EQ(moved[0], moved[1]) << demo.output;
+}
+
+TEST(DemoTest, OneTraceHoldsTheRanksOfAllRuns) {
+  const std::filesystem::path file = std::filesystem::path{::testing::TempDir()} /
+                                     ("kvshard_demo_trace." + std::to_string(::getpid()));
+  const Outcome demo = run_demo("--prompts 1 --shards 2 --decode-tp 1 --trace " + file.string());
+  EXPECT_EQ(demo.exit_code, 0) << demo.output;
+  const auto trace = nlohmann::json::parse(std::ifstream{file}, nullptr, false);
+  std::filesystem::remove(file);
+  ASSERT_TRUE(trace.is_object());
+  std::map<std::string, int> spans;  // by rank and stage
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] != "M" && event["ph"] != "e")
+      ++spans[event["args"]["rank"].get<std::string>() + " " + event["name"].get<std::string>()];
+  }
+  for (const char* each : {"prefill 0 gather", "prefill 1 gather", "prefill 1 lease", "decode wire",
+                           "decode scatter", "decode pull"}) {
+    EXPECT_GT(spans[each], 0) << each;
+  }
+  EXPECT_EQ(spans["prefill 0 gather"] + spans["prefill 1 gather"], spans["decode wire"]);
 }
 
 TEST(DemoTest, RanksThatDoNotDivideTheHeadsAreRefused) {

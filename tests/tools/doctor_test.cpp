@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -17,6 +16,7 @@
 
 #include "base/unique_fd.hpp"
 #include "doctor/judge.hpp"
+#include "support/run_command.hpp"
 
 namespace kvshard::doctor {
 
@@ -229,10 +229,7 @@ TEST(JudgeTest, AMeasureSaysWhyItIsSlow) {
 
 const std::string kDoctor = KVSHARD_DOCTOR_TOOL;
 
-struct Outcome {
-  int exit_code{-1};
-  std::string output;
-
+struct Outcome : test::Outcome {
   [[nodiscard]] Json finding(std::string_view check, std::string_view found = "") const {
     const Json report = Json::parse(output, nullptr, false);
     if (report.is_object())
@@ -245,16 +242,8 @@ struct Outcome {
   }
 };
 
-// Standard error goes where the test's goes.
 Outcome run(const std::string& command) {
-  Outcome outcome;
-  std::FILE* const pipe = ::popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  for (std::size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    outcome.output.append(buffer.data(), got);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return outcome;
+  return {test::run_command(command)};
 }
 
 Outcome run_doctor(const std::string& under = "") {

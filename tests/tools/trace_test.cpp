@@ -1,8 +1,6 @@
 // kvshard-trace: what it reads, what it makes of made-up spans, and the program as a user runs it.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/run_command.hpp"
 #include "trace/picture.hpp"
 #include "trace/summary.hpp"
 #include "trace/trace.hpp"
@@ -401,21 +400,10 @@ TEST(TraceFileTest, ABadOneIsRefusedByEventAndField) {
             "not a JSON object: wrong");
 }
 
-struct Outcome {
-  int exit_code{-1};
-  std::string output;
-};
+using test::Outcome;
 
 Outcome run_tool(const std::string& options) {
-  const std::string command = std::string{KVSHARD_TRACE_TOOL} + " " + options + " 2>&1";
-  Outcome outcome;
-  FILE* const pipe = ::popen(command.c_str(), "r");
-  std::array<char, 4096> buffer;
-  for (std::size_t got = 0; (got = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;)
-    outcome.output.append(buffer.data(), got);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return outcome;
+  return test::run_command(std::string{KVSHARD_TRACE_TOOL} + " " + options + " 2>&1");
 }
 
 class TraceToolTest : public ::testing::Test {
