@@ -417,7 +417,7 @@ std::string summarize(const PullEvent& event) {
                   event.status ? "ok" : to_string(event.status.error().code), event.bytes,
                   to_string(event.path), event.sources.size(), ms(event.total));
   if (event.bytes > 0 && event.total.count() > 0) {
-    line += fmt::format(" ({:.2f} GB/s)", static_cast<double>(event.bytes) /
+    line += fmt::format(" ({:.3g} GB/s)", static_cast<double>(event.bytes) /
                                               static_cast<double>(event.total.count()));
   }
   const auto slowest = std::ranges::max_element(event.sources, {}, &SourceTiming::landed);
