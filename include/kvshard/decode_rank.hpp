@@ -185,8 +185,8 @@ class KVSHARD_EXPORT DecodeRank {
   [[nodiscard]] int event_fd() const noexcept;
 
   [[nodiscard]] DecodeStats stats() const;
-  /// Where the time goes, by stage and by source rank (metrics.hpp). About 15 KB a copy, and as much for
-  /// each source rank.
+  /// Where the time goes, by stage and by source rank (metrics.hpp). 12 KB a copy, and 2 KB for each
+  /// source rank.
   [[nodiscard]] DecodeMetrics metrics() const;
 
   /// Ends all pulls, says goodbye, and stops the thread, within about two seconds. Afterwards the pool

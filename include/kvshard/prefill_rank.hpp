@@ -137,7 +137,7 @@ class KVSHARD_EXPORT PrefillRank {
   [[nodiscard]] int event_fd() const noexcept;
 
   [[nodiscard]] PrefillStats stats() const;
-  /// Where the time goes, by stage (metrics.hpp). About 15 KB a copy.
+  /// Where the time goes, by stage (metrics.hpp). 12 KB a copy.
   [[nodiscard]] PrefillMetrics metrics() const;
 
   /// Aborts all rooms, tells the peers, and stops the thread, within about two seconds. Afterwards the

@@ -26,7 +26,7 @@ struct TracerOptions {
 /// Owns:    its records.
 /// Threads: thread-safe.
 /// Errors:  create() gives invalid_argument for a zero; write() unavailable when the file cannot be written.
-/// Cost:    one span is about 50 ns on the rank's progress thread; none without a tracer.
+/// Cost:    one span is some 40 ns on the rank's progress thread (docs/benchmarks.md); none without a tracer.
 /// Source:  docs/tracing.md.
 class KVSHARD_EXPORT Tracer {
  public:

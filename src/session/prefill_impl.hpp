@@ -295,7 +295,6 @@ class PrefillRank::Impl final : public SlotTable::Owner {
   std::unordered_map<RoomId, std::uint32_t>
       given_up_;  // pulls aborted before their room was opened
   std::deque<RoomId> given_up_order_;
-  std::size_t welcomed_{0};              // of peers_
   std::deque<std::uint64_t> run_queue_;  // leases with work, each at most once
   std::uint64_t next_peer_{1};
   std::uint64_t next_lease_{1};

@@ -95,7 +95,6 @@ void PrefillRank::Impl::lose_peer(Peer& peer, Error error) noexcept {
   admission_.leave(peer.id);
   counters::subtract(stats_.peers);
   if (peer.welcomed) {
-    --welcomed_;
     counters::subtract(counts_.peers_connected);
     counters::add(stats_.peers_lost);
     log::info("peer lost: decode {}, {} pulls: {}", peer.name, peer.leases.size(), error.message);
@@ -150,7 +149,6 @@ void PrefillRank::Impl::on_hello(Peer& peer, std::span<const std::byte> payload)
   peer.geometry = std::move(hello->geometry);
   peer.capacity = std::min(options_.slot_payload_bytes, hello->landing_payload_bytes);
   peer.welcomed = true;
-  ++welcomed_;
   counters::add(counts_.peers_connected);
   const auto address = thread_->transport().address();
   const auto staging = staging_->packed();

@@ -102,7 +102,8 @@ void PrefillRank::Impl::pump() {
 
 // How many slots one peer may hold, so that one that does not release cannot take them all.
 std::size_t PrefillRank::Impl::share() const noexcept {
-  return std::max<std::size_t>(1, slots_->size() / std::max<std::size_t>(1, welcomed_));
+  return std::max<std::size_t>(1,
+                               slots_->size() / std::max<std::size_t>(1, counts_.peers_connected));
 }
 
 // The peer may hold more slots than before: as many of its parked leases run again. A lease that runs

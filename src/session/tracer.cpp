@@ -3,16 +3,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/mutex.hpp"
-#include "base/try.hpp"
 #include "session/trace_track.hpp"
 
 namespace kvshard {

@@ -119,6 +119,25 @@ TEST(MetricsTest, CountEveryStageOfPullsThatEndWell) {
   EXPECT_EQ(fragments, decode.fragments);
 }
 
+// A mapped piece is one copy, from page to page: all of it is `wire`, and nothing is gathered or scattered.
+TEST(MetricsTest, AMappedPieceIsOnTheWireAllTheTime) {
+  ClusterOptions options = three_shards();
+  options.decode.mapped = Mapped::always;
+  Cluster cluster{options};
+  cluster.run_request(cluster.connect(), RoomId{1}, 7);
+  const DecodeMetrics decode = cluster.decode->metrics();
+  EXPECT_EQ(count(decode.stages, Stage::wire), decode.stats.pieces);
+  EXPECT_EQ(count(decode.stages, Stage::scatter), 0U);
+  EXPECT_EQ(decode.sessions[static_cast<std::size_t>(TransferPath::mapped)], kShards);
+  EXPECT_EQ(decode.bytes[static_cast<std::size_t>(TransferPath::mapped)], decode.stats.bytes);
+  EXPECT_EQ(decode.not_mapped, 0U);
+  for (auto& driver : cluster.prefills) {
+    const PrefillMetrics prefill = metrics_of(*driver);
+    EXPECT_EQ(count(prefill.stages, Stage::gather), 0U);
+    EXPECT_EQ(count(prefill.stages, Stage::exposed), prefill.stats.pieces_sent);
+  }
+}
+
 TEST(MetricsTest, CountEndsByCodeAndWaitsForRooms) {
   Cluster cluster{three_shards()};
   const GroupId group = cluster.connect();
