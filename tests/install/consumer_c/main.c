@@ -242,7 +242,8 @@ int main(void) {
   CHECK(sources[0].bytes + sources[1].bytes == event.bytes);
   CHECK(sources[0].scatter_ns > 0 && sources[0].scatter_ns <= event.total_ns);
   CHECK(sources[0].landing_ns < event.total_ns);
-  CHECK(event.connect_ns > 0 && event.commit_ns > 0 && event.connect_ns + event.commit_ns <= event.total_ns);
+  CHECK(event.connect_ns > 0 && event.commit_ns > 0 &&
+        event.connect_ns + event.commit_ns <= event.total_ns);
   CHECK(event.side_data_count == RANKS && side[1].offset == 14 && side[1].bytes == 14);
   CHECK(memcmp(side_bytes, "first token 42first token 42", 28) == 0);
   unsigned char written[POOL_PAGES] = {0};
