@@ -3,7 +3,8 @@
 //
 //   gpu_copy_bench [--quick]
 //
-// Bytes are compared first, by a kernel that shares no code with ours. Pages are random, in 64 layers.
+// Bytes are compared first, by a kernel that shares no code with ours. Pages are random, in 64 layers, unless
+// the name says otherwise.
 // Before each timed copy of either side the second-level cache is flushed.
 
 #include <cuda_runtime.h>
@@ -145,6 +146,7 @@ class Bench {
     bool checksum{false};
     int repeats{15};
     bool touched{false};  // descriptors are in the cache when the clock starts
+    enum class Pages { random, ascending, adjacent } pages{Pages::random};
   };
 
   void slots(const Case& c) {
@@ -358,7 +360,7 @@ class Bench {
     return wrong == 0;
   }
 
-  // Random pages that hold the case's payload, in a pool half as large again; returns the bytes.
+  // Pages that hold the case's payload, in a pool half as large again; returns the bytes.
   std::uint64_t lay_out(const Case& c) {
     const std::uint64_t fragment = c.shape.bytes();
     const std::uint64_t pages = c.payload_bytes / kLayers / fragment;
@@ -368,7 +370,9 @@ class Bench {
     std::iota(host_offsets_.begin(), host_offsets_.end(), std::uint64_t{0});
     std::mt19937_64 random{1};
     std::ranges::shuffle(host_offsets_, random);
+    if (c.pages == Case::Pages::adjacent) std::ranges::sort(host_offsets_);
     host_offsets_.resize(std::min(pages, spread));
+    if (c.pages == Case::Pages::ascending) std::ranges::sort(host_offsets_);
     for (std::uint64_t& offset : host_offsets_) offset *= c.page_bytes;
     host_buffers_.clear();
     host_to_buffers_.clear();
@@ -533,6 +537,20 @@ int main(int argc, char** argv) {
       const std::string touched = named(bytes, fragment) + ", descriptors cached";
       bench.slots({"slot", touched, bytes, shape, fragment, 0, false, repeats, true});
       bench.pull({"page", touched, bytes, shape, fragment, 0, false, repeats, true});
+    }
+  // What the order of the pages in memory costs: random ones are above.
+  for (const std::uint64_t fragment : {4 * kKiB, 16 * kKiB})
+    for (const bool adjacent : {false, true}) {
+      const Bench::Case c{.bench = adjacent ? "adjacent" : "ascending",
+                          .params = named(sizes[0], fragment),
+                          .payload_bytes = sizes[0],
+                          .shape = {.row_bytes = fragment},
+                          .page_bytes = fragment,
+                          .repeats = 11,
+                          .pages = adjacent ? Bench::Case::Pages::adjacent
+                                            : Bench::Case::Pages::ascending};
+      bench.slots(c);
+      bench.pull(c);
     }
   for (const std::uint64_t bytes : sizes)
     bench.slots(

@@ -35,7 +35,7 @@ for target in "${targets[@]}"; do
     *) bound=-runs=$limit ;;
   esac
   log=$build/new/$target.log
-  if ! nice -n 19 "$build/tests/fuzz/${target}_fuzz" "$bound" -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 \
+  if ! nice -n 19 "$build/tests/fuzz/${target}_fuzz" "$bound" -entropic=0 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 \
     -artifact_prefix="$build/new/$target-" "$new" "$corpus" > "$log" 2>&1; then
     tail -n 60 "$log"
     echo "== fuzz: $target: a finding; the input is in $build/new"
