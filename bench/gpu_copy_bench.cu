@@ -541,14 +541,14 @@ int main(int argc, char** argv) {
   // What the order of the pages in memory costs: random ones are above.
   for (const std::uint64_t fragment : {4 * kKiB, 16 * kKiB})
     for (const bool adjacent : {false, true}) {
-      const Bench::Case c{.bench = adjacent ? "adjacent" : "ascending",
-                          .params = named(sizes[0], fragment),
-                          .payload_bytes = sizes[0],
-                          .shape = {.row_bytes = fragment},
-                          .page_bytes = fragment,
-                          .repeats = 11,
-                          .pages = adjacent ? Bench::Case::Pages::adjacent
-                                            : Bench::Case::Pages::ascending};
+      const Bench::Case c{
+          .bench = adjacent ? "adjacent" : "ascending",
+          .params = named(sizes[0], fragment),
+          .payload_bytes = sizes[0],
+          .shape = {.row_bytes = fragment},
+          .page_bytes = fragment,
+          .repeats = 11,
+          .pages = adjacent ? Bench::Case::Pages::adjacent : Bench::Case::Pages::ascending};
       bench.slots(c);
       bench.pull(c);
     }

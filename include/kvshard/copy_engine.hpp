@@ -145,9 +145,11 @@ class KVSHARD_EXPORT CopyEngine {
     (void)stream;
     return Error{ErrorCode::unsupported, "a stream to hold back needs the CUDA copy engine"};
   }
-  /// Becomes readable when progress() may have something to do; -1 when that is whenever in_flight() > 0.
-  /// progress() clears it.
+  /// Becomes readable when progress() may have something to do, once arm() has said true; progress() clears
+  /// it. -1: progress() must be polled while in_flight() > 0.
   [[nodiscard]] virtual int wake_fd() const noexcept = 0;
+  /// Prepares wake_fd() for a wait. False: something ended meanwhile, call progress() instead.
+  virtual bool arm() noexcept { return true; }
 };
 
 /// Memory for slots that an engine can copy to and from: one allocation, made at start.

@@ -117,7 +117,7 @@ bool EventLoop::run_once(Duration max_wait) {
       if (std::exchange(woken_, false)) return false;
     }
     if (waited >= max_wait) return false;
-    sleep = waited < kSpin ? Duration{0} : max_wait - waited;
+    sleep = waited < spin() ? Duration{0} : max_wait - waited;
   }
 }
 
@@ -223,6 +223,13 @@ std::size_t EventLoop::run_turn_end() noexcept {
 
 void EventLoop::cancel_turn_end(TurnEndHandler& handler) noexcept {
   std::ranges::replace(turn_end_, &handler, nullptr);
+}
+
+Duration EventLoop::spin() const noexcept {
+  Duration longest = kSpin;
+  for (const Poller* const poller : pollers_)
+    if (poller != nullptr) longest = std::max(longest, poller->spin());
+  return longest;
 }
 
 bool EventLoop::pollers_may_sleep() noexcept {

@@ -20,8 +20,8 @@ namespace kvshard {
 
 /// One thread's work: posted tasks, pollers, timers and file descriptors.
 ///
-/// A turn runs them in that order, then the turn-end handlers. After activity the loop spins for at
-/// most kSpin, then arms all pollers and sleeps until a descriptor, a post or the next timer: idle
+/// A turn runs them in that order, then the turn-end handlers. After activity the loop spins for
+/// kSpin, or as long as a poller asks for, then arms all pollers and sleeps until a descriptor, a post or the next timer: idle
 /// costs no CPU. A callback may destroy or unregister anything, itself included: what was
 /// unregistered is not called again, also not in the same turn.
 ///
@@ -56,6 +56,8 @@ class EventLoop {
     [[nodiscard]] virtual int wake_fd() const noexcept = 0;  ///< -1: polled while busy(). Constant.
     virtual bool arm() noexcept = 0;  ///< false: progress again instead of sleeping
     [[nodiscard]] virtual bool busy() const noexcept = 0;  ///< with wake_fd() == -1: must be polled
+    /// How long to poll before a sleep, where what comes next comes sooner than a sleeper wakes.
+    [[nodiscard]] virtual Duration spin() const noexcept { return kSpin; }
 
    protected:
     ~Poller() = default;
@@ -128,6 +130,7 @@ class EventLoop {
   std::size_t run_fds(Duration max_sleep);
   std::size_t run_turn_end() noexcept;
   bool pollers_may_sleep() noexcept;
+  [[nodiscard]] Duration spin() const noexcept;
   bool begin_sleep();
   void end_sleep() KVSHARD_REQUIRES(mutex_);
   Status control(int operation, int fd, std::uint32_t epoll_events,

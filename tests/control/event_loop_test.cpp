@@ -203,6 +203,7 @@ struct CountingPoller final : EventLoop::Poller {
   int arms{0};
   int refuse_arms{0};
   bool is_busy{false};
+  Duration spins{EventLoop::kSpin};
 
   std::size_t progress() noexcept override { return on_progress(); }
   int wake_fd() const noexcept override { return fd; }
@@ -211,6 +212,7 @@ struct CountingPoller final : EventLoop::Poller {
     return refuse_arms-- <= 0;
   }
   bool busy() const noexcept override { return is_busy; }
+  Duration spin() const noexcept override { return spins; }
 };
 
 TEST_F(EventLoopTest, RunsPostedTasksThenPollersThenTimersThenDescriptorsThenTurnEnd) {
@@ -315,6 +317,20 @@ TEST_F(EventLoopTest, PollsABusyPollerThatHasNoDescriptor) {
   ASSERT_TRUE(loop_->add_poller(poller));
   EXPECT_TRUE(loop_->run_once(1h));  // would sleep for an hour if it did not go on polling
   EXPECT_EQ(calls, 10'000);
+  loop_->remove_poller(poller);
+}
+
+TEST_F(EventLoopTest, PollsForAsLongAsAPollerAsks) {
+  const UniqueFd event{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  CountingPoller poller;
+  poller.fd = event.get();
+  poller.spins = 1h;
+  int calls = 0;
+  poller.on_progress = [&]() -> std::size_t { return ++calls == 10'000 ? 1 : 0; };
+  ASSERT_TRUE(loop_->add_poller(poller));
+  EXPECT_TRUE(loop_->run_once(2h));
+  EXPECT_EQ(calls, 10'000);
+  EXPECT_EQ(poller.arms, 0);
   loop_->remove_poller(poller);
 }
 

@@ -80,7 +80,7 @@ class CudaCopyEngineTest : public GpuTest {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{60};
     while (engine().in_flight() != 0) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      if (engine().progress() != 0) continue;
+      if (engine().progress() != 0 || !engine().arm()) continue;
       pollfd wait{.fd = engine().wake_fd(), .events = POLLIN, .revents = 0};
       (void)poll(&wait, 1, 1000);
     }
@@ -129,7 +129,12 @@ TEST_F(CudaCopyEngineTest, GathersTheFinalBytesOfALatePublishEvent) {
   EXPECT_EQ(engine().in_flight(), 1u);
   EXPECT_EQ(listener.calls, 0);
 
+  EXPECT_TRUE(engine().arm());
+  EXPECT_TRUE(engine().arm());
+  pollfd bell{.fd = engine().wake_fd(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&bell, 1, 0), 0);
   gate.open();
+  EXPECT_EQ(poll(&bell, 1, 60'000), 1);  // who sleeps is woken
   drain();
   EXPECT_EQ(listener.calls, 1);
   EXPECT_TRUE(listener.ok);

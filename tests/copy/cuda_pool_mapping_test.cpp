@@ -221,7 +221,7 @@ class CudaPoolMappingTest : public GpuTest {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{60};
     while (engine_->in_flight() != 0) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      if (engine_->progress() != 0) continue;
+      if (engine_->progress() != 0 || !engine_->arm()) continue;
       pollfd wait{.fd = engine_->wake_fd(), .events = POLLIN, .revents = 0};
       (void)poll(&wait, 1, 1000);
     }

@@ -105,7 +105,7 @@ class CopyEngineConformance : public testing::TestWithParam<CopyEngineUnderTest>
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds{60};
     while (engine().in_flight() != 0) {
       if (std::chrono::steady_clock::now() > deadline) return false;
-      if (engine().progress() != 0 || engine().wake_fd() < 0) continue;
+      if (engine().progress() != 0 || engine().wake_fd() < 0 || !engine().arm()) continue;
       pollfd wait{.fd = engine().wake_fd(), .events = POLLIN, .revents = 0};
       (void)poll(&wait, 1, 1000);
     }

@@ -66,7 +66,7 @@ struct PullConfig {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PullConfig, model, layers, page_size, tokens, fragmentation,
                                    prefill, prefill_tp, decode_tp, chunk_tokens, slot_bytes, slots,
-                                   window, mapped_piece_bytes, concurrency, path, memory, devices, repeat, warmup,
-                                   page_operations, baselines)
+                                   window, mapped_piece_bytes, concurrency, path, memory, devices,
+                                   repeat, warmup, page_operations, baselines)
 
 }  // namespace kvshard::bench

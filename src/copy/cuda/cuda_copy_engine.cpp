@@ -145,6 +145,7 @@ std::size_t CudaCopyEngine::retire() noexcept {
     if (group.status) group.status = cuda_status("copy", error);
     QueuedJob* job = group.first_job;
     ring_.head = group.ring_end;
+    group.rings = false;
     for (std::size_t i = 0; job != nullptr; ++i, ++ended, --in_flight_) {
       Status status = group.status ? outcome(*job, group_index * kJobsPerGroup + i) : group.status;
       CopyListener& listener = *job->listener;
@@ -214,7 +215,7 @@ Status CudaCopyEngine::grow_ring(std::size_t bytes) {
   return {};
 }
 
-// Fills [at, at + bytes) of the ring, and enqueues the wait, the descriptors, the kernel and the bell.
+// Fills [at, at + bytes) of the ring, and enqueues the wait, the descriptors, the kernel and the event.
 Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::size_t at,
                               std::size_t bytes) {
   const QueuedJob& first = *queue_.front();
@@ -282,18 +283,31 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
                                             static_cast<const std::byte*>(ring_.pinned.get()) + at,
                                             bytes, cudaMemcpyHostToDevice, stream)));
   KVSHARD_TRY(cuda_status("copy kernel", launch_kernel(first.direction, first.alignment)));
-  cudaEvent_t const done = groups_[group_index].done.get();
-  KVSHARD_TRY(cuda_status("cudaEventRecord", cudaEventRecord(done, stream)));
-  KVSHARD_TRY(cuda_status("cudaStreamWaitEvent", cudaStreamWaitEvent(bell_stream_.get(), done, 0)));
-  doorbell_->hold();
-  const auto ring = [](void* doorbell) {
-    static_cast<Doorbell*>(doorbell)->ring();
-    static_cast<Doorbell*>(doorbell)->drop();
+  return cuda_status("cudaEventRecord", cudaEventRecord(groups_[group_index].done.get(), stream));
+}
+
+// Groups end in order, so the oldest is the one to hear of.
+bool CudaCopyEngine::arm() noexcept {
+  if (group_count_ == 0) return true;
+  Group& oldest = groups_[first_group_];
+  if (oldest.rings) return true;
+  const DeviceGuard guard{device_};
+  const auto waits = [&] {
+    if (cudaEventQuery(oldest.done.get()) != cudaErrorNotReady) return false;
+    (void)cudaGetLastError();  // cudaErrorNotReady is one to CUDA
+    if (cudaStreamWaitEvent(bell_stream_.get(), oldest.done.get(), 0) != cudaSuccess) return false;
+    doorbell_->hold();
+    const auto ring = [](void* doorbell) {
+      static_cast<Doorbell*>(doorbell)->ring();
+      static_cast<Doorbell*>(doorbell)->drop();
+    };
+    if (cudaLaunchHostFunc(bell_stream_.get(), ring, doorbell_) == cudaSuccess) return true;
+    doorbell_->drop();
+    return false;
   };
-  const Status armed =
-      cuda_status("cudaLaunchHostFunc", cudaLaunchHostFunc(bell_stream_.get(), ring, doorbell_));
-  if (!armed) doorbell_->drop();
-  return armed;
+  oldest.rings = waits();
+  if (!oldest.rings) (void)cudaGetLastError();  // retire() finds what failed
+  return oldest.rings;
 }
 
 // Cuts a pull where either side begins another batch.

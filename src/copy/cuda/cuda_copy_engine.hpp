@@ -20,8 +20,8 @@ namespace kvshard {
 /// Copies with kernels on a stream of its own.
 ///
 /// progress() launches what was submitted since the last call, jobs that are alike in one launch, and sees by
-/// events what has ended. A second stream, which waits for those events, rings wake_fd(), so that no
-/// callback ever stands between two copies.
+/// events what has ended. Who is about to sleep has a second stream, which waits for the oldest of those
+/// events, ring wake_fd(): no callback ever stands between two copies, and who polls pays for none.
 ///
 /// Owns:    its streams, and the pinned and device memory through which kernels learn of pages: made at the
 ///          start, larger only after a job with more pages than any before.
@@ -41,6 +41,7 @@ class CudaCopyEngine final : public CopyEngine {
   std::size_t progress() noexcept override;
   [[nodiscard]] std::size_t in_flight() const noexcept override { return in_flight_; }
   [[nodiscard]] int wake_fd() const noexcept override { return doorbell_->fd(); }
+  bool arm() noexcept override;
   [[nodiscard]] bool fired(EventHandle event) const noexcept override;
   Result<std::unique_ptr<StreamGate>> hold(StreamHandle stream) override {
     return gates_.hold(stream);
@@ -56,6 +57,7 @@ class CudaCopyEngine final : public CopyEngine {
     CudaEvent done;
     QueuedJob* first_job{nullptr};
     std::size_t ring_end{0};  // what it holds of the ring ends here
+    bool rings{false};        // the doorbell, when it ends
     Status status;
   };
   // A ring of descriptors: written here, copied to the device, read by kernels, free again in order.
