@@ -323,10 +323,17 @@ TEST(UcxLanesTest, ReadsTheTransportsOfEveryVersion) {
 }
 
 TEST(UcxLanesTest, KnowsWhatReadsNatively) {
-  for (const auto* name : {"rc_verbs", "rc_mlx5", "dc_mlx5", "cuda_ipc", "srd", "cma"})
-    EXPECT_TRUE(ucx::reads_natively(name)) << name;
-  for (const auto* name : {"tcp", "ud_verbs", "ud_mlx5", "rcx", "cuda_copy", "", "sysv"})
-    EXPECT_FALSE(ucx::reads_natively(name)) << name;
+  constexpr auto kHost = MemoryKind::host;
+  constexpr auto kCuda = MemoryKind::cuda;
+  for (const MemoryKind from : {kHost, kCuda})
+    for (const MemoryKind to : {kHost, kCuda}) {
+      for (const auto* name : {"rc_verbs", "rc_mlx5", "dc_mlx5", "srd"})
+        EXPECT_TRUE(ucx::reads_natively(name, from, to)) << name;
+      for (const auto* name : {"tcp", "ud_verbs", "ud_mlx5", "rcx", "cuda_copy", "", "sysv"})
+        EXPECT_FALSE(ucx::reads_natively(name, from, to)) << name;
+      EXPECT_EQ(ucx::reads_natively("cuda_ipc", from, to), from == kCuda && to == kCuda);
+      EXPECT_EQ(ucx::reads_natively("cma", from, to), from == kHost && to == kHost);
+    }
 }
 
 }  // namespace

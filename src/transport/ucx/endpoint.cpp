@@ -37,6 +37,7 @@ UcxEndpoint::UcxEndpoint(UcxTransport& transport, std::unique_ptr<Connection> co
       rkey_{std::move(rkey)},
       remote_address_{remote.address},
       remote_bytes_{remote.bytes},
+      remote_kind_{remote.kind},
       listener_{listener} {
   transport_.add(*this);
   connection_->send_note(Message::hello, path, transport_.address());
@@ -287,7 +288,10 @@ void UcxEndpoint::end_probe(Status status) {
 
 Status UcxEndpoint::choose_path() {
   const auto transports = transports_of(connection_->handle());
-  const bool capable = std::any_of(transports.begin(), transports.end(), reads_natively);
+  const MemoryKind local_kind = transport_.memory_of(probe_.local)->kind();
+  const bool capable = std::ranges::any_of(transports, [&](std::string_view transport) {
+    return reads_natively(transport, remote_kind_, local_kind);
+  });
   const auto get = report_.get_gigabytes_per_s;
   const auto am = report_.am_gigabytes_per_s;
   const bool get_measured = get > 0;

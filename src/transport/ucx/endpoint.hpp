@@ -96,6 +96,7 @@ class UcxEndpoint final : public Endpoint, private TransferListener {
   UcpRkey rkey_;
   std::uint64_t remote_address_;
   std::uint64_t remote_bytes_;
+  MemoryKind remote_kind_;
   EndpointListener& listener_;
   Probe probe_;
   PathReport report_;

@@ -37,14 +37,18 @@ std::vector<std::string> transports_of(ucp_ep_h endpoint) {
   return parse_transports({text, size});
 }
 
-bool reads_natively(std::string_view transport) noexcept {
-  constexpr std::array<std::string_view, 10> kNative{
-      "rc", "dc", "gga", "srd", "cuda_ipc", "rocm_ipc", "ze_ipc", "cma", "knem", "xpmem"};
+bool reads_natively(std::string_view transport, MemoryKind from, MemoryKind to) noexcept {
+  constexpr std::array<std::string_view, 4> kNetworks{"rc", "dc", "gga", "srd"};
+  constexpr std::array<std::string_view, 3> kBetweenGpus{"cuda_ipc", "rocm_ipc", "ze_ipc"};
+  constexpr std::array<std::string_view, 3> kBetweenHosts{"cma", "knem", "xpmem"};
   // "rc_verbs" and "rc_mlx5" are flavours of "rc".
-  return std::any_of(kNative.begin(), kNative.end(), [&](std::string_view native) {
+  const auto is = [&](std::string_view native) {
     return transport == native ||
            (transport.starts_with(native) && transport.substr(native.size()).starts_with('_'));
-  });
+  };
+  if (std::ranges::any_of(kNetworks, is)) return true;
+  return from == to &&
+         std::ranges::any_of(from == MemoryKind::cuda ? kBetweenGpus : kBetweenHosts, is);
 }
 
 }  // namespace kvshard::ucx

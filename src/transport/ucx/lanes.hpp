@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kvshard/types.hpp"
+
 namespace kvshard::ucx {
 
 /// The transports ("tcp", "rc_mlx5", "cuda_ipc", ...) that a connected endpoint uses, each once, in
@@ -15,8 +17,9 @@ namespace kvshard::ucx {
 std::vector<std::string> transports_of(ucp_ep_h endpoint);
 std::vector<std::string> parse_transports(std::string_view endpoint_info);
 
-/// Whether hardware (or the kernel) can read a peer's memory over this transport without the peer's
-/// process. tcp and ud cannot, and UCX then emulates a get by active messages.
-bool reads_natively(std::string_view transport) noexcept;
+/// Whether hardware (or the kernel) can read a peer's memory of kind `from` into ours of kind `to`
+/// over this transport without the peer's process. tcp and ud cannot, cuda_ipc only between GPUs and
+/// cma only between hosts' memory; UCX then emulates a get by active messages.
+bool reads_natively(std::string_view transport, MemoryKind from, MemoryKind to) noexcept;
 
 }  // namespace kvshard::ucx

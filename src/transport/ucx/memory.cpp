@@ -43,7 +43,7 @@ Result<UcpMemory> map_memory(ucp_context_h context, std::span<std::byte> bytes, 
 }
 
 Result<std::vector<std::byte>> pack_memory(ucp_context_h context, ucp_mem_h memory,
-                                           std::span<const std::byte> bytes) {
+                                           std::span<const std::byte> bytes, MemoryKind kind) {
   void* rkey = nullptr;
   std::size_t rkey_bytes = 0;
   if (const auto status = ucp_rkey_pack(context, memory, &rkey, &rkey_bytes); status != UCS_OK)
@@ -52,6 +52,7 @@ Result<std::vector<std::byte>> pack_memory(ucp_context_h context, ucp_mem_h memo
                                                                         &ucp_rkey_buffer_release};
   transport::ByteWriter out;
   out.u64(std::bit_cast<std::uintptr_t>(bytes.data())).u64(bytes.size());
+  out.u32(kind == MemoryKind::cuda ? 1 : 0);
   out.raw({static_cast<const std::byte*>(rkey), rkey_bytes});
   return transport::seal(transport::EnvelopeKind::ucx_memory, out.bytes());
 }
@@ -61,13 +62,20 @@ Result<RemoteMemory> unpack_memory(std::span<const std::byte> sealed) {
   transport::ByteReader in{payload};
   const auto address = in.u64();
   const auto bytes = in.u64();
+  const auto kind = in.u32();
   if (!in.ok() || in.rest().empty())
     return Error{ErrorCode::data_loss,
                  fmt::format("peer's memory in {} bytes: no rkey", payload.size())};
   if (address + bytes < address)
     return Error{ErrorCode::invalid_argument,
                  fmt::format("peer's memory of {} bytes at {:#x} wraps around", bytes, address)};
-  return RemoteMemory{.address = address, .bytes = bytes, .rkey = in.rest()};
+  if (kind > 1)
+    return Error{ErrorCode::invalid_argument,
+                 fmt::format("peer's memory is of kind {}, known are 0 and 1", kind)};
+  return RemoteMemory{.address = address,
+                      .bytes = bytes,
+                      .kind = kind == 1 ? MemoryKind::cuda : MemoryKind::host,
+                      .rkey = in.rest()};
 }
 
 }  // namespace kvshard::ucx

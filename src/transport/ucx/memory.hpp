@@ -47,13 +47,14 @@ class UcxMemory final : public RegisteredMemory {
 struct RemoteMemory {
   std::uint64_t address{0};
   std::uint64_t bytes{0};
+  MemoryKind kind{MemoryKind::host};
   std::span<const std::byte> rkey;  ///< part of the sealed bytes
 };
 
 /// Registers and packs. Errors: unsupported when UCX has no support for that kind of memory.
 Result<UcpMemory> map_memory(ucp_context_h context, std::span<std::byte> bytes, MemoryKind kind);
 Result<std::vector<std::byte>> pack_memory(ucp_context_h context, ucp_mem_h memory,
-                                           std::span<const std::byte> bytes);
+                                           std::span<const std::byte> bytes, MemoryKind kind);
 /// Checks and takes apart what pack_memory() made on a peer.
 Result<RemoteMemory> unpack_memory(std::span<const std::byte> sealed);
 

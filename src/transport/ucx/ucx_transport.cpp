@@ -152,7 +152,7 @@ Result<std::unique_ptr<RegisteredMemory>> UcxTransport::register_memory(std::spa
                                                                         MemoryKind kind) {
   KVSHARD_TRY(const DeviceGuard device, DeviceGuard::enter(options_.cuda_device));
   KVSHARD_TRY(auto handle, map_memory(context_.get(), bytes, kind));
-  KVSHARD_TRY(auto packed, pack_memory(context_.get(), handle.get(), bytes));
+  KVSHARD_TRY(auto packed, pack_memory(context_.get(), handle.get(), bytes, kind));
   auto memory =
       std::make_unique<UcxMemory>(*this, std::move(handle), bytes, kind, std::move(packed));
   memories_.push_back(memory.get());
