@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -91,7 +92,10 @@ class Peer {
     to.sin_family = AF_INET;
     to.sin_port = htons(member.port);
     (void)::inet_pton(AF_INET, member.host.c_str(), &to.sin_addr);
-    require(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
+    // libFuzzer's alarm interrupts a call; the connection is made meanwhile.
+    while (::connect(socket_.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0 &&
+           errno != EISCONN)
+      require(errno == EINTR || errno == EALREADY);
     // Closed with a reset, so that millions of runs do not use up the ports.
     const linger now{.l_onoff = 1, .l_linger = 0};
     (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
