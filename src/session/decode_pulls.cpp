@@ -235,7 +235,8 @@ void DecodeRank::Impl::on_ready(Session& session, wire::Ready& ready) {
                       .end = arrived,
                       .room = pull->room,
                       .pull = pull->id,
-                      .source = rank});
+                      .source = rank,
+                      .lease = ready.lease});
     if (options_.metrics) Recorder::add(session.peer.counts->wait, arrived - pull->sent);
   }
   if (ready.last) {
@@ -350,6 +351,7 @@ Span DecodeRank::Impl::piece_span(Stage stage, const Landing& landing, const Pul
           .room = pull.room,
           .pull = pull.id,
           .source = landing.shard_rank,
+          .lease = landing.ready.lease,
           .slot = landing.index,
           .piece = landing.ready.piece,
           .bytes = landing.ready.payload_bytes,

@@ -211,7 +211,8 @@ void PrefillRank::Impl::end_lease(Lease& lease, Status status, Tell tell) {
                   .end = recorder_.now(),
                   .room = room.id,
                   .pull = lease.pull,
-                  .source = options_.shard_rank};
+                  .source = options_.shard_rank,
+                  .lease = lease.id};
   if (status) {
     counters::add(stats_.pulls_committed);
     recorder_.record(span);

@@ -220,6 +220,7 @@ Span PrefillRank::Impl::slot_span(Stage stage, const SlotTable::Slot& slot, Time
           .room = slot.room,
           .pull = slot.ready.pull,
           .source = options_.shard_rank,
+          .lease = slot.ready.lease,
           .slot = slot.index,
           .piece = slot.piece,
           .bytes = slot.ready.payload_bytes,

@@ -18,6 +18,7 @@ struct Span {
   RoomId room{};
   std::uint64_t pull{0};    ///< as the decode rank numbers it
   std::uint32_t source{0};  ///< shard rank that the bytes come from
+  std::uint64_t lease{0};   ///< as the source numbers it; 0: there is none yet
   // Of a piece:
   std::uint32_t slot{0};
   std::uint64_t piece{0};

@@ -54,8 +54,9 @@ class Events {
                     pid_, lane, quoted(name)));
   }
   void span(const Span& span, std::string_view rank, std::uint64_t lane) {
-    const std::string args = fmt::format(R"("rank":{},"room":"{}","pull":"{}","source":{})",
-                                         quoted(rank), index(span.room), span.pull, span.source);
+    const std::string args =
+        fmt::format(R"("rank":{},"room":"{}","pull":"{}","source":{},"lease":"{}")", quoted(rank),
+                    index(span.room), span.pull, span.source, span.lease);
     const double begin = microseconds(span.begin.time_since_epoch());
     if (of_a_piece(span.stage)) {
       add(fmt::format(

@@ -298,6 +298,7 @@ TEST_F(TracerTest, HoldsEverySpanOfBothSidesInLanesThatDoNotOverlap) {
   std::map<std::string, std::uint64_t> spans;
   std::map<std::uint64_t, std::vector<std::pair<double, double>>> lanes;
   std::map<std::string, std::set<std::string>> ranks_of_room;
+  std::map<std::string, std::set<std::pair<std::uint64_t, std::string>>> leases;  // by stage
   std::uint64_t wire_bytes = 0;
   std::string open;
   for (const auto& event : json["traceEvents"]) {
@@ -316,6 +317,7 @@ TEST_F(TracerTest, HoldsEverySpanOfBothSidesInLanesThatDoNotOverlap) {
     }
     ++spans[name];
     ranks_of_room[event["args"]["room"]].insert(event["args"]["rank"]);
+    leases[name].emplace(event["args"]["source"], event["args"]["lease"]);
     if (phase != "X") continue;
     const double begin = event["ts"], end = begin + event["dur"].get<double>();
     lanes[event["tid"]].emplace_back(begin, end);
@@ -329,6 +331,9 @@ TEST_F(TracerTest, HoldsEverySpanOfBothSidesInLanesThatDoNotOverlap) {
   EXPECT_EQ(spans["gather"], decode.stats.pieces);
   EXPECT_EQ(spans["exposed"], decode.stats.pieces);
   EXPECT_EQ(spans["lease"], 4 * kShards);
+  EXPECT_EQ(leases["lease"].size(), 4 * kShards);
+  for (const char* const stage : {"wait", "wire", "scatter", "gather", "exposed"})
+    EXPECT_EQ(leases[stage], leases["lease"]) << stage;
   EXPECT_EQ(wire_bytes, decode.stats.bytes);
   ASSERT_EQ(ranks_of_room.size(), 4U);
   for (const auto& [room, ranks] : ranks_of_room) EXPECT_EQ(ranks.size(), kShards + 1) << room;

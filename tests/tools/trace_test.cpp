@@ -140,11 +140,17 @@ TEST(TraceSummaryTest, DecodeRanksArePulledApart) {
   trace.processes.push_back({.pid = 200, .name = "decode 1"});
   trace.ranks.push_back({.process = 3, .name = "decode"});
   trace.lanes.push_back({.process = 3, .tid = 1, .name = "requests"});
+  for (Span& span : trace.spans)
+    if (of_a_piece(span.stage)) span.lease = 1;
   for (Span span : {request(Stage::pull, 0, 0, 50), piece(Stage::wire, 0, 0, 10, 40)}) {
     span.rank = 3;
     span.lane = 9;
+    span.lease = of_a_piece(span.stage) ? 2 : 0;
     trace.spans.push_back(span);
   }
+  Span gather = piece(Stage::gather, 0, 1, 2, 8);
+  gather.lease = 2;
+  trace.spans.push_back(gather);
   const Summary summary = summarize(trace);
   EXPECT_EQ(summary.pulls, 2U);
   ASSERT_EQ(summary.slowest.size(), 2U);
@@ -153,6 +159,7 @@ TEST(TraceSummaryTest, DecodeRanksArePulledApart) {
   EXPECT_EQ(summary.slowest[1].rank, "decode 1");
   EXPECT_EQ(summary.slowest[1].slowest, 0U);
   EXPECT_EQ(summary.slowest[1].bytes, 1'000'000U);
+  EXPECT_NEAR(summary.slowest[1].spent[Stage::gather], 6.0 / 50, 1e-9);  // not the other's 10 to 18
 }
 
 TEST(TraceSummaryTest, TakesOneRoomAloneWhenTold) {
@@ -323,9 +330,9 @@ Json small_file() {
 {"ph":"M","name":"thread_name","pid":4711,"tid":1001,"args":{"name":"decode landing 0"}},
 {"ph":"M","name":"process_sort_index","pid":4711,"tid":0,"args":{"sort_index":1}},
 {"ph":"X","cat":"piece","name":"wire","pid":4711,"tid":1001,"ts":123456.789,"dur":210.001,
- "args":{"rank":"decode","room":"17","pull":"3","source":2,"piece":0,"bytes":4194304,"waited_us":1.5}},
+ "args":{"rank":"decode","room":"17","pull":"3","source":2,"lease":"9","piece":0,"bytes":4194304,"waited_us":1.5}},
 {"ph":"b","cat":"request","name":"pull","pid":4711,"tid":1000,"ts":123400.1,"id2":{"local":"0x1"},
- "args":{"rank":"decode","room":"18446744073709551615","pull":"3","source":0}},
+ "args":{"rank":"decode","room":"18446744073709551615","pull":"3","source":0,"lease":"0"}},
 {"ph":"e","cat":"request","name":"pull","pid":4711,"tid":1000,"ts":124400.1,"id2":{"local":"0x1"}}]})");
 }
 
@@ -373,6 +380,7 @@ TEST(TraceFileTest, ABadOneIsRefusedByEventAndField) {
       {at("/traceEvents/3/args", Json::array()), "event 3: args: not an object"},
       {at("/traceEvents/3/args/rank", 0), "event 3: args.rank: not a string"},
       {at("/traceEvents/3/args/room", 17), "event 3: args.room: not a string"},
+      {at("/traceEvents/3/args/lease", 9), "event 3: args.lease: not a string"},
       {at("/traceEvents/3/args/pull", "3x"),
        "event 3: args.pull: not a decimal number of at most 64 bits"},
       {at("/traceEvents/3/args/pull", "18446744073709551616"),

@@ -152,10 +152,15 @@ class Summarizer {
       first = last;
       for (const Span* pull : group) {
         if (!is(*pull, Stage::pull)) continue;
-        // Decode ranks pull the same room each under a number of its own, which may be the same.
+        // Decode ranks pull the same room each under a number of its own, which may be the same; a
+        // prefill rank has a lease for each.
         std::vector<const Span*> own;
+        std::set<std::pair<std::uint32_t, std::uint64_t>> leases;
+        for (const Span* span : group)
+          if (span->rank == pull->rank) leases.emplace(span->source, span->lease);
         std::ranges::copy_if(group, std::back_inserter(own), [&](const Span* span) {
-          return on_prefill(span->stage) || span->rank == pull->rank;
+          if (!on_prefill(span->stage)) return span->rank == pull->rank;
+          return span->lease == 0 || leases.contains({span->source, span->lease});
         });
         add_pull(*pull, own);
         all_ns += static_cast<double>(pull->ns());

@@ -137,6 +137,7 @@ class Parser {
     KVSHARD_TRY(span.pull, args.decimal("pull"));
     KVSHARD_TRY(const std::uint64_t source, args.whole("source", UINT32_MAX));
     span.source = static_cast<std::uint32_t>(source);
+    KVSHARD_TRY(span.lease, args.decimal("lease"));
     span.rank = rank_of(process, rank);
     span.lane = lane_of(process, tid);
     if (phase == "b") {
@@ -283,9 +284,9 @@ std::string write_trace(const Trace& trace) {
     const Lane& lane = trace.lanes[span.lane];
     const std::string head = fmt::format(R"("name":"{}","pid":{},"tid":{},)", to_string(span.stage),
                                          trace.processes[lane.process].pid, lane.tid);
-    const std::string args =
-        fmt::format(R"("args":{{"rank":{},"room":"{}","pull":"{}","source":{})",
-                    Json(trace.ranks[span.rank].name).dump(), span.room, span.pull, span.source);
+    const std::string args = fmt::format(
+        R"("args":{{"rank":{},"room":"{}","pull":"{}","source":{},"lease":"{}")",
+        Json(trace.ranks[span.rank].name).dump(), span.room, span.pull, span.source, span.lease);
     if (of_a_piece(span.stage)) {
       add(fmt::format(R"({{"ph":"X","cat":"piece",{}"ts":{},"dur":{},{},)"
                       R"("piece":{},"bytes":{},"waited_us":{}}}}})",

@@ -33,6 +33,7 @@ struct Span {
   std::uint32_t source{0};       ///< the shard rank that the bytes come from
   std::size_t rank{0}, lane{0};  ///< indices into Trace
   std::uint64_t room{0}, pull{0};
+  std::uint64_t lease{0};  ///< as the source numbers it; 0: none
   std::int64_t begin_ns{0}, end_ns{0};
   // Of a piece:
   std::uint64_t piece{0}, bytes{0};
