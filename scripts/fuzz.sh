@@ -35,6 +35,7 @@ for target in "${targets[@]}"; do
     *) bound=-runs=$limit ;;
   esac
   log=$build/new/$target.log
+  # libFuzzer's weights of inputs take half of the time of a session, and more of that of a decoder.
   if ! nice -n 19 "$build/tests/fuzz/${target}_fuzz" "$bound" -entropic=0 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1 \
     -artifact_prefix="$build/new/$target-" "$new" "$corpus" > "$log" 2>&1; then
     tail -n 60 "$log"

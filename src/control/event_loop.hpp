@@ -21,9 +21,9 @@ namespace kvshard {
 /// One thread's work: posted tasks, pollers, timers and file descriptors.
 ///
 /// A turn runs them in that order, then the turn-end handlers. After activity the loop spins for
-/// kSpin, or as long as a poller asks for, then arms all pollers and sleeps until a descriptor, a post or the next timer: idle
-/// costs no CPU. A callback may destroy or unregister anything, itself included: what was
-/// unregistered is not called again, also not in the same turn.
+/// kSpin, or as long as a poller asks for, then arms all pollers and sleeps until a descriptor, a
+/// post or the next timer: idle costs no CPU. A callback may destroy or unregister anything, itself
+/// included: what was unregistered is not called again, also not in the same turn.
 ///
 /// Owns:    posted tasks and timers' tasks. Handlers and pollers are borrowed until unregistered.
 /// Threads: post() and wake() are thread-safe; all else belongs to the thread that runs the loop.

@@ -133,7 +133,7 @@ class ProgressThread {
                  std::unique_ptr<EventLoop> loop) noexcept
       : transport_{std::move(transport)}, engine_{std::move(engine)}, loop_{std::move(loop)} {}
 
-  // A GPU copies a large piece in half a millisecond, and an interrupt and two threads that wake take a tenth.
+  // A GPU copies a large piece in half a millisecond; an interrupt and two threads that wake take a fifth of that.
   static constexpr Duration kCopySpin = std::chrono::milliseconds{2};
   static constexpr int kManualWait = 256;  // turns; nothing here takes as many
 
