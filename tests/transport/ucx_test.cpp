@@ -11,7 +11,10 @@
 
 #include "base/unique_fd.hpp"
 #include "support/transport_conformance.hpp"
+#include "transport/bytes.hpp"
+#include "transport/envelope.hpp"
 #include "transport/ucx/lanes.hpp"
+#include "transport/ucx/memory.hpp"
 
 extern char** environ;  // NOLINT: POSIX asks for this declaration
 
@@ -299,6 +302,23 @@ TEST(UcxTransportTest, TakesALandingInRegisteredMemoryOnly) {
   EXPECT_EQ(endpoint->in_flight(), 0U);
   endpoint->close();
   EXPECT_TRUE(pump({&decode, &owner}, [&] { return endpoint->closed(); }));
+}
+
+// acceptance 42: sealed, and wrong all the same.
+TEST(UcxMemoryTest, RefusesWhatCannotBe) {
+  const auto unpack = [](std::uint64_t address, std::uint64_t bytes, std::uint32_t kind) {
+    transport::ByteWriter out;
+    out.u64(address).u64(bytes).u32(kind).raw(std::vector<std::byte>(8));
+    return ucx::unpack_memory(transport::seal(transport::EnvelopeKind::ucx_memory, out.bytes()));
+  };
+  for (const std::uint32_t kind : {0U, 1U}) {
+    const auto memory = unpack(4096, 64, kind);
+    ASSERT_TRUE(memory.ok());
+    EXPECT_EQ(memory->kind, kind == 1 ? MemoryKind::cuda : MemoryKind::host);
+  }
+  EXPECT_EQ(unpack(4096, 64, 2).error().message,
+            "peer's memory is of kind 2, known are 0 (host) and 1 (cuda)");
+  EXPECT_EQ(unpack(~std::uint64_t{0} - 7, 64, 0).error().code, ErrorCode::invalid_argument);
 }
 
 TEST(UcxLanesTest, ReadsTheTransportsOfEveryVersion) {

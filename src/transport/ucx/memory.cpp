@@ -71,7 +71,7 @@ Result<RemoteMemory> unpack_memory(std::span<const std::byte> sealed) {
                  fmt::format("peer's memory of {} bytes at {:#x} wraps around", bytes, address)};
   if (kind > 1)
     return Error{ErrorCode::invalid_argument,
-                 fmt::format("peer's memory is of kind {}, known are 0 and 1", kind)};
+                 fmt::format("peer's memory is of kind {}, known are 0 (host) and 1 (cuda)", kind)};
   return RemoteMemory{.address = address,
                       .bytes = bytes,
                       .kind = kind == 1 ? MemoryKind::cuda : MemoryKind::host,
