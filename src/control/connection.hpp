@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -119,6 +120,10 @@ class Connection final : EventLoop::FdHandler, EventLoop::TurnEndHandler {
 
   /// When a byte last came; at first, when the connection was made.
   [[nodiscard]] TimePoint last_received() const noexcept { return last_received_; }
+  /// Does not count `pause`, in which nobody here could have read, as the peer's silence.
+  void excuse(Duration pause) noexcept {
+    last_received_ = std::min(last_received_ + pause, loop_.now());
+  }
   [[nodiscard]] std::size_t queued_bytes() const noexcept { return out_.size() - out_begin_; }
   [[nodiscard]] bool closed() const noexcept { return !socket_ || failure_.has_value(); }
   [[nodiscard]] const std::string& peer() const noexcept { return peer_; }

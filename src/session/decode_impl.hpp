@@ -308,6 +308,7 @@ class DecodeRank::Impl {
   [[nodiscard]] std::size_t landing_share() const noexcept;
 
   void sweep();
+  void excuse(Duration pause);
   void begin_close();
   void finish_close();
 

@@ -271,10 +271,12 @@ Status PrefillRank::Impl::abort(RoomId room, std::string reason) {
 void PrefillRank::Impl::sweep() {
   const TimePoint time = now();
   const Duration interval = std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4;
-  if (time - std::exchange(swept_, time) > options_.heartbeat) {
-    // This thread did not run for a while. What came meanwhile is read before anyone is judged.
-    thread_->loop().at(time, [this] { sweep(); });
-    return;
+  if (const Duration pause = time - std::exchange(swept_, time); pause > options_.heartbeat) {
+    // A stopped process, or a stalled machine on which the peers may have stood still as well: nobody is judged by
+    // that time.
+    log::warning("this prefill rank did not run for {} ms; its peers are not judged by that time",
+                 std::chrono::duration_cast<std::chrono::milliseconds>(pause).count());
+    for (auto& [id, peer] : peers_) peer->connection->excuse(pause);
   }
 
   std::vector<std::shared_ptr<Peer>> lost;

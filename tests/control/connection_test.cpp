@@ -402,6 +402,17 @@ TEST_F(ConnectionTest, ReportsTheTimeOfTheLastByte) {
   EXPECT_EQ(connection_->last_received(), start + 3s);
 }
 
+TEST_F(ConnectionTest, ExcusesAPauseOfOurOwn) {
+  adopt();
+  const TimePoint start = clock_.now();
+  clock_.advance(5s);
+  loop_->run_once(0ns);
+  connection_->excuse(3s);
+  EXPECT_EQ(connection_->last_received(), start + 3s);
+  connection_->excuse(3s);  // part of it was before the last byte
+  EXPECT_EQ(connection_->last_received(), start + 5s);
+}
+
 TEST_F(ConnectionTest, IsSilentAfterClose) {
   adopt();
   peer_writes(ping(1));

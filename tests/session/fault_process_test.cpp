@@ -9,6 +9,7 @@
 #include "support/fault_cluster.hpp"
 #include "support/fault_processes.hpp"
 #include "support/prefill_driver.hpp"
+#include "support/running_time.hpp"
 
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 errs about default member strings
@@ -18,7 +19,6 @@ namespace kvshard::test {
 namespace {
 
 using namespace std::chrono_literals;
-using Steady = std::chrono::steady_clock;
 
 constexpr Fault kHold{.kind = Fault::Kind::hold};
 constexpr TransportOptions kUcx{.kind = TransportOptions::Kind::ucx};
@@ -231,15 +231,15 @@ void strike_at(Stage stage, Pace pace, Zygote& zygote, bool all, int signal,
   ASSERT_TRUE(stage != Stage::committing ||
               eventually([&] { return decoder.rank->stats().pieces == 2; }));
 
-  const auto at = Steady::now();
+  const RunningTime watch;
   for (std::size_t i = 0; i < (all ? 2U : 1U); ++i) group.ranks[i]->kill(signal);
   if (stage ==
       Stage::scatter_not_told) {  // the event waits for the copies, which must end by themselves
-    EXPECT_TRUE(eventually([&] { return decoder.rank->stats().peers_lost >= 1; }, limit));
+    EXPECT_TRUE(eventually([&] { return decoder.rank->stats().peers_lost >= 1; }));
     faults->release();
   }
   const auto event = FaultCluster::next<PullEvent>(*decoder.rank);
-  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Steady::now() - at);
+  const auto took = watch.elapsed();
   ASSERT_TRUE(event);
   EXPECT_EQ(event->pull, *struck);
   ASSERT_FALSE(event->status.ok());
@@ -367,12 +367,12 @@ void strike_decode_at(Stage stage, int signal, std::chrono::milliseconds limit, 
         eventually([&] { return prefill->stats().leases + prefill->stats().pulls_waiting == 1; }));
   }
 
-  const auto at = Steady::now();
+  const RunningTime watch;
   ::kill(child.pid, signal);
   for (auto& prefill : cluster.prefills) {
     ASSERT_TRUE(
         eventually([&] { return prefill->stats().leases + prefill->stats().pulls_waiting == 0; }));
-    EXPECT_LT(Steady::now() - at, limit);
+    EXPECT_LT(watch.elapsed(), limit);
     EXPECT_EQ(prefill->stats().peers, 1U);
   }
   if (stage != Stage::no_room) cluster.expect_room_ends(request.room, false);
@@ -506,16 +506,16 @@ TEST(FaultTest, TheNetworkIsCutAndRestored) {
   ASSERT_TRUE(status.ok()) << status.error().message;
   EXPECT_TRUE(prefill.next_event(20).value().status.ok());
 
-  auto cut_at = Steady::now();
+  RunningTime watch;
   status = request(2, [&] {
-    cut_at = Steady::now();
+    watch.restart();
     EXPECT_TRUE(shell(fmt::format("ip link set {} down", ours)));
   });
-  EXPECT_LT(Steady::now() - cut_at, 5s);
+  EXPECT_LT(watch.elapsed(), 5s);
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code, ErrorCode::unavailable) << status.error().message;
   EXPECT_FALSE(prefill.next_event(20).value().status.ok());
-  EXPECT_LT(Steady::now() - cut_at, 6s);
+  EXPECT_LT(watch.elapsed(), 6s);
 
   ASSERT_TRUE(shell(fmt::format("ip link set {} up", ours)));
   ASSERT_TRUE(eventually([&] { return decoder.rank->stats().peers == 1; }));
