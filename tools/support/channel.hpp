@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <optional>
@@ -46,6 +47,7 @@ class Channel {
     const char* at = static_cast<const char*>(data);
     while (size > 0) {
       const auto written = ::send(fd_.get(), at, size, MSG_NOSIGNAL);
+      if (written < 0 && errno == EINTR) continue;  // stopped and continued
       if (written <= 0) return false;
       at += written;
       size -= static_cast<std::size_t>(written);
@@ -56,6 +58,7 @@ class Channel {
     char* at = static_cast<char*>(data);
     while (size > 0) {
       const auto got = ::read(fd_.get(), at, size);
+      if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return false;
       at += got;
       size -= static_cast<std::size_t>(got);
