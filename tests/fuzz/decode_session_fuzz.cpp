@@ -1,3 +1,5 @@
+#include <poll.h>
+
 #include <array>
 #include <memory>
 #include <optional>
@@ -116,7 +118,8 @@ class World {
   // The prefill rank's part of a turn: what even a hostile one does.
   void serve() {
     (void)transport_->progress();
-    while (true) {
+    // Asked first: an accept that finds nobody costs ten times as much, in each of a million turns.
+    for (pollfd arrived{listener_.get(), POLLIN, 0}; ::poll(&arrived, 1, 0) > 0;) {
       UniqueFd fd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
       if (!fd) break;
       const linger now{.l_onoff = 1, .l_linger = 0};
