@@ -66,18 +66,16 @@ for preset in "${presets[@]}"; do
   # The thread sanitizer of GCC 12 cannot map its shadow under a kernel's full address randomisation.
   if [[ $preset == tsan ]] && setarch -R true 2> /dev/null; then run=(setarch -R); fi
   echo "== test: preset $preset"
-  "${run[@]}" ctest --preset "$preset" --parallel "$jobs" || failed+=("$preset")
+  "${run[@]}" ctest --preset "$preset" --parallel "$jobs" 2>&1 | tee "build/$preset.log" || failed+=("$preset")
   [[ $preset != release ]] || rdma_tests "$preset" || failed+=(rdma)
 done
 if ((${#failed[@]})); then
-  # What failed runs once more, alone, so that a long log ends with why. It stays failed.
+  # Once more what they said, so that a long log ends with why.
   for preset in "${failed[@]}"; do
-    echo "== once more: what failed in $preset"
-    if [[ $preset == rdma ]]; then
-      grep -vE ' Passed +[0-9.]+ sec| Start +[0-9]+: ' build/rdma.log | tail -n 80
-    else
-      ctest --preset "$preset" --rerun-failed --output-on-failure 2>&1 | tail -n 60 || true
-    fi
+    echo "== what failed in $preset"
+    said=$(awk '/^ *[0-9]+\/[0-9]+ Test +#/ { said = /\*\*\*(Failed|Timeout|Exception)/ }
+      /^ +Start +[0-9]+:|^[0-9]+% tests passed/ { said = 0 } said' "build/$preset.log" | cut -c-400 | tail -n 80)
+    echo "${said:-$(tail -n 40 "build/$preset.log")}"
   done
   echo "== tests failed in: ${failed[*]}"
   exit 1
