@@ -44,7 +44,7 @@ struct DecodeOptions {
   Mapped mapped{Mapped::automatic};
 
   std::chrono::milliseconds heartbeat{1'000};
-  std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
+  std::chrono::milliseconds peer_timeout{4'000};  ///< silence (while we run) that loses a peer
   std::chrono::milliseconds fetch_timeout{
       4'000};  ///< one slot's transfer; longer means the peer hangs
   std::chrono::milliseconds reconnect_min{

@@ -48,7 +48,7 @@ struct PrefillOptions {
   std::chrono::milliseconds pull_timeout{
       600'000};  ///< a pull that has not committed by then is ended
   std::chrono::milliseconds heartbeat{1'000};
-  std::chrono::milliseconds peer_timeout{4'000};  ///< silence after which a peer is lost
+  std::chrono::milliseconds peer_timeout{4'000};  ///< silence (while we run) that loses a peer
 
   std::uint32_t max_rooms{65'536};
   SecurityOptions security;  ///< without a secret, listen_host must be a loopback address
