@@ -309,17 +309,11 @@ void DecodeRank::Impl::cancel(PullId pull) {
 
 // ---- time ------------------------------------------------------------------------------------------
 
-// This thread did not run for `pause`: a stopped process, or a stalled machine on which the peers may have stood
-// still as well. Nobody is judged by that time.
 void DecodeRank::Impl::excuse(Duration pause) {
-  log::warning("this decode rank did not run for {} ms; its peers are not judged by that time",
-               std::chrono::duration_cast<std::chrono::milliseconds>(pause).count());
   for (auto& [id, group] : groups_) {
     for (auto& peer : group->peers) {
-      Session* const session = peer->session.get();
-      if (session == nullptr || session->connection == nullptr) continue;
-      session->connection->excuse(pause);
-      session->setup_deadline += pause;
+      if (peer->session != nullptr && peer->session->connection != nullptr)
+        peer->session->connection->excuse(pause);
     }
   }
   for (Landing& landing : landings_) landing.started = std::min(landing.started + pause, swept_);
@@ -328,8 +322,8 @@ void DecodeRank::Impl::excuse(Duration pause) {
 void DecodeRank::Impl::sweep() {
   const TimePoint time = now();
   const Duration interval = std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4;
-  if (const Duration pause = time - std::exchange(swept_, time); pause > options_.heartbeat)
-    excuse(pause);
+  const Duration pause = pause_before(time, swept_, options_.heartbeat, "decode");
+  if (pause > Duration{0}) excuse(pause);
 
   drop_retired();
 

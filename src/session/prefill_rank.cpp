@@ -271,11 +271,8 @@ Status PrefillRank::Impl::abort(RoomId room, std::string reason) {
 void PrefillRank::Impl::sweep() {
   const TimePoint time = now();
   const Duration interval = std::min<Duration>(options_.heartbeat, options_.peer_timeout) / 4;
-  if (const Duration pause = time - std::exchange(swept_, time); pause > options_.heartbeat) {
-    // A stopped process, or a stalled machine on which the peers may have stood still as well: nobody is judged by
-    // that time.
-    log::warning("this prefill rank did not run for {} ms; its peers are not judged by that time",
-                 std::chrono::duration_cast<std::chrono::milliseconds>(pause).count());
+  const Duration pause = pause_before(time, swept_, options_.heartbeat, "prefill");
+  if (pause > Duration{0}) {
     for (auto& [id, peer] : peers_) peer->connection->excuse(pause);
   }
 

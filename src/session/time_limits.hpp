@@ -6,7 +6,10 @@
 #include <chrono>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
+#include "base/clock.hpp"
+#include "base/log.hpp"
 #include "kvshard/result.hpp"
 
 namespace kvshard {
@@ -41,6 +44,20 @@ inline Status check_times(std::initializer_list<NamedTime> times,
                              peer_timeout.count())};
   }
   return {};
+}
+
+/// How long a rank did not look at its peers before `time`, when that is longer than its heartbeat; else 0. Its process
+/// was stopped, or its machine stood still, and the peers perhaps with it: nobody is judged by that time.
+inline Duration pause_before(TimePoint time, TimePoint& swept, std::chrono::milliseconds heartbeat,
+                             std::string_view rank) {
+  const Duration pause = time - std::exchange(swept, time);
+  if (pause <= heartbeat) return Duration{0};
+  log::warning(
+      "this {} rank did not run for {} ms, its heartbeat is {} ms; its peers are not judged by "
+      "that time",
+      rank, std::chrono::duration_cast<std::chrono::milliseconds>(pause).count(),
+      heartbeat.count());
+  return pause;
 }
 
 }  // namespace kvshard

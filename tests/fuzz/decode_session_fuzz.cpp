@@ -118,7 +118,7 @@ class World {
   // The prefill rank's part of a turn: what even a hostile one does.
   void serve() {
     (void)transport_->progress();
-    // Asked first: an accept that finds nobody costs ten times as much, in each of a million turns.
+    // Asked first: an accept makes a file even when it finds nobody, which took a twelfth of each run.
     for (pollfd arrived{listener_.get(), POLLIN, 0}; ::poll(&arrived, 1, 0) > 0;) {
       UniqueFd fd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)};
       if (!fd) break;

@@ -30,10 +30,8 @@ std::shared_ptr<FaultPlan> hold_all(FaultPoint at) {
 TEST(FaultTest, AReaderAfterTheLeaseNeverSucceeds) {
   ManualClock clock;
   FaultSetup setup;
-  setup.clock = &clock;
+  setup.on(clock);
   setup.prefill.lease = 1s;
-  setup.prefill.heartbeat = setup.decode.heartbeat = 20ms;
-  setup.prefill.peer_timeout = setup.decode.peer_timeout = 1h;
   FaultCluster cluster{setup};
   ASSERT_TRUE(cluster.start().ok());
   const GroupId group = cluster.connect();
@@ -98,10 +96,8 @@ TEST(FaultTest, APullDoesNotSucceedWhenItsSlotIsFilledAgainUnderTheGet) {
 TEST(FaultTest, ALeaseLivesWhileItsPullerLivesHoweverLongTheEngineSleeps) {
   ManualClock clock;
   FaultSetup setup;
-  setup.clock = &clock;
+  setup.on(clock);
   setup.prefill.lease = 1s;
-  setup.prefill.heartbeat = setup.decode.heartbeat = 20ms;
-  setup.prefill.peer_timeout = setup.decode.peer_timeout = 1h;
   setup.prefill.slot_timeout = 1h;
   setup.decode_faults = hold_all(FaultPoint::scatter);
   FaultCluster cluster{setup};
@@ -150,10 +146,8 @@ TEST(FaultTest, PagesAreFreedAfterTheLastOfSeveralDecodeRanksAndSamples) {
 TEST(FaultTest, APullThatDoesNotCommitInTimeIsEnded) {
   ManualClock clock;
   FaultSetup setup;
-  setup.clock = &clock;
+  setup.on(clock);
   setup.prefill.pull_timeout = 10s;
-  setup.prefill.heartbeat = setup.decode.heartbeat = 20ms;
-  setup.prefill.peer_timeout = setup.decode.peer_timeout = 1h;
   FaultCluster cluster{setup};
   ASSERT_TRUE(cluster.start().ok());
   const GroupId group = cluster.connect();
@@ -729,8 +723,7 @@ TEST(FaultTest, ASilentNetworkIsNoticedAndRecovers) {
 TEST(FaultTest, AStandstillOfBothSidesIsNobodysSilence) {
   ManualClock clock;
   FaultSetup setup;
-  setup.clock = &clock;
-  setup.prefill.heartbeat = setup.decode.heartbeat = 20ms;
+  setup.on(clock);
   setup.prefill.peer_timeout = setup.decode.peer_timeout = setup.decode.fetch_timeout = 4s;
   setup.prefill.lease = 10s;
   setup.prefill.slot_timeout = setup.prefill.pull_timeout = 1h;

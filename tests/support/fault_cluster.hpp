@@ -66,6 +66,12 @@ struct FaultSetup {
   const Clock* clock{nullptr};
   TransportOptions transport{.kind = TransportOptions::Kind::loopback};
 
+  /// Only `manual` moves time, and the ranks soon see it move.
+  FaultSetup& on(const ManualClock& manual) {
+    clock = &manual;
+    prefill.heartbeat = decode.heartbeat = std::chrono::milliseconds{20};
+    return *this;
+  }
   /// One page of one rank in each piece.
   FaultSetup& one_page_pieces() {
     prefill.slot_payload_bytes = decode.landing_payload_bytes = kPageBytes;
