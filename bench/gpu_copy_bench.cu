@@ -1,8 +1,9 @@
 // The CUDA kernels and the CUDA copy engine against what CUDA itself offers for the same bytes. Prints one
 // JSON object a line; `ratio` is ours over the baseline, which runs in turns with ours.
 //
-//   gpu_copy_bench [--quick]
+//   gpu_copy_bench [--quick] [NAME]
 //
+// With NAME only what is so called ("slot", "page", "engine_latency", ...).
 // Bytes are compared first, by a kernel that shares no code with ours. Pages are random, in 64 layers, unless
 // the name says otherwise.
 // Before each timed copy of either side the second-level cache is flushed.
@@ -19,6 +20,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -112,7 +114,7 @@ Times summarize(std::vector<double>& us) {
 
 class Bench {
  public:
-  explicit Bench(bool quick) : quick_{quick} {
+  Bench(bool quick, std::string only) : quick_{quick}, only_{std::move(only)} {
     const std::uint64_t top = quick ? 64 * kMiB : 2048 * kMiB;
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     for (cudaEvent_t& event : events_) CHECK_CUDA(cudaEventCreate(&event));
@@ -147,14 +149,18 @@ class Bench {
     int repeats{15};
     bool touched{false};  // descriptors are in the cache when the clock starts
     enum class Pages { random, ascending, adjacent } pages{Pages::random};
+    std::uint32_t pieces{1};  // of so many buffers each, in one launch
   };
 
   void slots(const Case& c) {
+    if (!wanted(c.bench)) return;
     for (const bool scatter : {false, true}) {
       const std::uint64_t bytes = lay_out(c);
-      const kernels::SlotPiece piece{fragments_, 0, 0};
+      std::vector<kernels::SlotPiece> pieces;
+      for (std::uint32_t i = 0; i < c.pieces; ++i)
+        pieces.push_back({part(fragments_, i, c.pieces), 0, bytes / c.pieces * i});
       const kernels::Slot slot{slot_, 1, 2, 3, bytes, c.checksum ? sums_ : nullptr, found_};
-      const kernels::SlotCopyArgs args{&piece, 1, &slot, 1, 16, c.max_sms, bulk_};
+      const kernels::SlotCopyArgs args{pieces.data(), c.pieces, &slot, 1, 16, c.max_sms, bulk_};
       const auto ours = [&] {
         CHECK_CUDA(scatter ? kernels::launch_scatter(args, stream_)
                            : kernels::launch_gather(args, stream_));
@@ -172,9 +178,13 @@ class Bench {
   }
 
   void pull(const Case& c) {
+    if (!wanted(c.bench)) return;
     const std::uint64_t bytes = lay_out(c);
-    const kernels::PullPiece piece{fragments_, to_fragments(), 0, 0, bytes};
-    const kernels::PullArgs args{&piece, 1, 16, c.max_sms, bulk_};
+    std::vector<kernels::PullPiece> pieces;
+    for (std::uint32_t i = 0; i < c.pieces; ++i)
+      pieces.push_back({part(fragments_, i, c.pieces), part(to_fragments(), i, c.pieces), 0, 0,
+                        bytes / c.pieces});
+    const kernels::PullArgs args{pieces.data(), c.pieces, 16, c.max_sms, bulk_};
     const auto ours = [&] { CHECK_CUDA(kernels::launch_pull(args, stream_)); };
     report(c, "pull", bytes, verified_pull(bytes, ours), ours, "cudaMemcpyAsync D2D",
            [&] { copy(slot_, other_, bytes); });
@@ -182,6 +192,7 @@ class Bench {
 
   // Strided fragments against whole pages of as many bytes at the same places.
   void strided(const Case& c) {
+    if (!wanted(c.bench)) return;
     for (const bool scatter : {false, true}) {
       const std::uint64_t bytes = lay_out(c);
       kernels::Fragments pages = fragments_;
@@ -205,6 +216,7 @@ class Bench {
 
   // One copy a page, as without kernels of our own.
   void per_page(const Case& c) {
+    if (!wanted(c.bench)) return;
     const std::uint64_t bytes = lay_out(c);
     const kernels::SlotPiece piece{fragments_, 0, 0};
     const kernels::Slot slot{slot_, 1, 2, 3, bytes, nullptr, nullptr};
@@ -231,6 +243,7 @@ class Bench {
 
   // From submit() to copy_done(), by polling: one job alone, and 24 at once, each of one page in each layer.
   void engine_latency() {
+    if (!wanted("engine_latency")) return;
     for (const int jobs : {1, 24}) {
       const Case c{"engine", "", 0, {.row_bytes = 16 * kKiB}, 16 * kKiB};
       lay_out({.bench = "",
@@ -281,8 +294,75 @@ class Bench {
     }
   }
 
+  // Large pulls through the engine, one launch behind another, against one copy of all their bytes: what lies
+  // between launches.
+  void engine_stream(std::uint64_t bytes, std::uint32_t jobs) {
+    if (!wanted("engine_stream")) return;
+    const Case c{.bench = "engine_stream",
+                 .params = std::to_string(jobs) + " pulls of " +
+                           std::to_string(bytes / kMiB / jobs) + " MiB, fragment=4096 B, wall time",
+                 .payload_bytes = bytes,
+                 .shape = {.row_bytes = 4 * kKiB},
+                 .page_bytes = 4 * kKiB};
+    bytes = lay_out(c);
+    auto engine = kvshard::make_copy_engine({.memory = kvshard::MemoryKind::cuda});
+    if (!engine.ok()) {
+      std::fprintf(stderr, "no engine: %s\n", engine.error().message.c_str());
+      std::exit(1);
+    }
+    struct Listener final : kvshard::CopyListener {
+      void copy_done(kvshard::Status status) noexcept override { ok = ok && status.ok(); }
+      bool ok{true};
+    } listener;
+    const auto pointers = [](const std::vector<std::uint64_t>& addresses) {
+      std::vector<std::byte*> made;
+      for (const std::uint64_t address : addresses)
+        made.push_back(reinterpret_cast<std::byte*>(address));
+      return made;
+    };
+    const auto from = pointers(host_buffers_);
+    const auto to = pointers(host_to_buffers_);
+    const std::size_t share = host_offsets_.size() / jobs;
+    const auto pull = [&] {
+      for (std::uint32_t i = 0; i < jobs; ++i) {
+        const std::size_t count = i + 1 == jobs ? host_offsets_.size() - i * share : share;
+        const auto offsets = std::span{host_offsets_}.subspan(i * share, count);
+        const FragmentBatch source{from, offsets, c.shape};
+        const FragmentBatch batch{to, offsets, c.shape};
+        CopyJob job;
+        job.direction = CopyJob::Direction::pull;
+        job.batches = {&batch, 1};
+        job.sources = {&source, 1};
+        job.stamp.payload_bytes = batch.bytes();
+        listener.ok = listener.ok && (*engine)->submit(job, listener).ok();
+        (*engine)->progress();
+      }
+      while ((*engine)->in_flight() != 0) (*engine)->progress();
+    };
+    const bool verified = verified_pull(bytes, [&] {
+      CHECK_CUDA(cudaStreamSynchronize(stream_));
+      pull();
+    });
+    std::vector<double> us[2];
+    for (int i = 0; i < (quick_ ? 3 : 15); ++i)
+      for (const bool baseline : {false, true}) {
+        const auto begin = std::chrono::steady_clock::now();
+        if (baseline) {
+          copy(slot_, other_, bytes);
+          CHECK_CUDA(cudaStreamSynchronize(stream_));
+        } else {
+          pull();
+        }
+        us[baseline].push_back(
+            std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+                .count());
+      }
+    print(c, "pull", bytes, us[0], us[1], "cudaMemcpyAsync D2D", verified && listener.ok);
+  }
+
   // How much slower a memory-bound kernel loop is while gathers run beside it.
   void beside_decode() {
+    if (!wanted("decode_beside_gather")) return;
     cudaStream_t decode = nullptr;
     CHECK_CUDA(cudaStreamCreateWithFlags(&decode, cudaStreamNonBlocking));
     lay_out({.bench = "",
@@ -337,6 +417,7 @@ class Bench {
   [[nodiscard]] bool all_verified() const { return all_verified_; }
 
  private:
+  [[nodiscard]] bool wanted(const char* bench) const { return only_.empty() || only_ == bench; }
   static double elapsed_us(cudaEvent_t begin, cudaEvent_t end) {
     float ms = 0;
     CHECK_CUDA(cudaEventElapsedTime(&ms, begin, end));
@@ -420,6 +501,12 @@ class Bench {
 #endif
   }
 
+  // The i-th of `parts` equal shares of the buffers.
+  static kernels::Fragments part(kernels::Fragments f, std::uint32_t i, std::uint32_t parts) {
+    f.buffer_count /= parts;
+    f.buffers += i * f.buffer_count;
+    return f;
+  }
   kernels::Fragments to_fragments() const {
     kernels::Fragments to = fragments_;
     to.buffers = to_buffers_;
@@ -462,6 +549,11 @@ class Bench {
       us.push_back(timed(ours, c.touched));
       baseline_us.push_back(timed(baseline, c.touched));
     }
+    print(c, what, bytes, us, baseline_us, baseline_name, verified);
+  }
+
+  void print(const Case& c, const char* what, std::uint64_t bytes, std::vector<double>& us,
+             std::vector<double>& baseline_us, const char* baseline_name, bool verified) {
     const Times mine = summarize(us);
     const Times theirs = summarize(baseline_us);
     const double bytes_per_second = static_cast<double>(bytes) / mine.p50_us * 1e6;
@@ -469,8 +561,8 @@ class Bench {
         "{\"bench\":\"%s_%s\",\"params\":\"%s\",\"bytes\":%llu,\"iterations\":%d,\"p50_ns\":%.0f,"
         "\"p99_ns\":%.0f,\"bytes_per_second\":%.4g,\"gb_per_s_per_sm\":%.1f,\"baseline\":\"%s\","
         "\"baseline_p50_ns\":%.0f,\"ratio\":%.4f,\"verified\":%s,%s}\n",
-        c.bench, what, c.params.c_str(), static_cast<unsigned long long>(bytes), repeats,
-        mine.p50_us * 1000, mine.p99_us * 1000, bytes_per_second,
+        c.bench, what, c.params.c_str(), static_cast<unsigned long long>(bytes),
+        static_cast<int>(us.size()), mine.p50_us * 1000, mine.p99_us * 1000, bytes_per_second,
         c.max_sms == 0 ? 0 : bytes_per_second / 1e9 / c.max_sms, baseline_name,
         theirs.p50_us * 1000, theirs.p50_us / mine.p50_us, verified ? "true" : "false",
         env_.c_str());
@@ -494,6 +586,7 @@ class Bench {
   }
 
   bool quick_;
+  std::string only_;
   bool bulk_{false};
   bool all_verified_{true};
   std::string env_;
@@ -520,7 +613,8 @@ class Bench {
 
 int main(int argc, char** argv) {
   const bool quick = argc > 1 && std::strcmp(argv[1], "--quick") == 0;
-  Bench bench{quick};
+  const int named_at = quick ? 2 : 1;
+  Bench bench{quick, argc > named_at ? argv[named_at] : ""};
   const std::vector<std::uint64_t> sizes =
       quick ? std::vector{32 * kMiB} : std::vector{2048 * kMiB, 64 * kMiB};
   const auto named = [](std::uint64_t bytes, std::uint64_t fragment) {
@@ -552,6 +646,18 @@ int main(int argc, char** argv) {
       bench.slots(c);
       bench.pull(c);
     }
+  // Many requests' chunks in one launch.
+  for (const std::uint64_t bytes : sizes) {
+    const Bench::Case c{.bench = "pieces",
+                        .params = named(bytes, 4 * kKiB) + ", 16 pieces",
+                        .payload_bytes = bytes,
+                        .shape = {.row_bytes = 4 * kKiB},
+                        .page_bytes = 4 * kKiB,
+                        .repeats = 11,
+                        .pieces = 16};
+    bench.slots(c);
+    bench.pull(c);
+  }
   for (const std::uint64_t bytes : sizes)
     bench.slots(
         {"checksum", named(bytes, 16 * kKiB), bytes, {.row_bytes = 16 * kKiB}, 16 * kKiB, 0, true});
@@ -601,6 +707,7 @@ int main(int argc, char** argv) {
     bench.per_page(
         {"page", named(64 * kMiB, page), 64 * kMiB, {.row_bytes = page}, page, 0, false, 3});
   bench.engine_latency();
+  for (const std::uint32_t jobs : {8U, 32U, 128U}) bench.engine_stream(sizes[0], jobs);
   bench.beside_decode();
   return bench.all_verified() ? 0 : 1;
 }

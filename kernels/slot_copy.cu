@@ -1,6 +1,7 @@
 #include "slot_copy.cuh"
 
 #include <algorithm>
+#include <limits>
 
 namespace kvshard::kernels {
 namespace {
@@ -97,6 +98,14 @@ cudaError_t launch_copy(const SlotCopyArgs& args, const Plan& plan, const SlotCo
   }
 }
 
+// Once all segments are there. The guess for the last chunk stays below segment_count.
+template <typename Params>
+void finish(Params& params) noexcept {
+  if (params.chunks == 0) return;
+  const std::uint64_t segments = std::uint64_t{params.segment_count} << 32;
+  params.segments_per_chunk = static_cast<std::uint32_t>((segments - 1) / params.chunks);
+}
+
 std::uint64_t fragments_bytes(const Fragments& f) noexcept {
   return std::uint64_t{f.buffer_count} * f.offset_count * f.outer * f.inner * f.row_bytes;
 }
@@ -125,18 +134,21 @@ cudaError_t launch_slots(const SlotCopyArgs& args, cudaStream_t stream) noexcept
       const Slot& to = args.slots[from.slot];
       const std::uint64_t units = fragments_bytes(from.fragments) / args.unit_bytes;
       const std::uint64_t chunks = (units + plan.chunk_units - 1) / plan.chunk_units;
-      if (units >= kMaxPieceUnits) return cudaErrorInvalidValue;
+      if (units >= kMaxPieceUnits ||
+          from.payload_offset / 8 > std::numeric_limits<std::uint32_t>::max())
+        return cudaErrorInvalidValue;
+      params.first_chunks[params.segment_count] = params.chunks;
       params.segments[params.segment_count++] = {
           .pool = Side::of(from.fragments, args.unit_bytes),
           .payload = to.address + kHeaderBytes + from.payload_offset,
           .sums = to.sums,
           .units = static_cast<std::uint32_t>(units),
-          .first_chunk = params.chunks,
-          .first_word = from.payload_offset / 8};
+          .first_word = static_cast<std::uint32_t>(from.payload_offset / 8)};
       params.chunks += static_cast<std::uint32_t>(chunks);
     }
     for (; slot < args.slot_count && params.slot_count < kSlotsPerLaunch; ++slot)
       params.slots[params.slot_count++] = args.slots[slot];
+    finish(params);
     if (const auto error = launch_copy<kScatter>(args, plan, params, stream); error != cudaSuccess)
       return error;
   }
@@ -237,15 +249,16 @@ cudaError_t launch_pull(const PullArgs& args, cudaStream_t stream) noexcept {
       const auto units = [&](std::uint64_t bytes) {
         return static_cast<std::uint32_t>(bytes / args.unit_bytes);
       };
+      params.first_chunks[params.segment_count] = params.chunks;
       params.segments[params.segment_count++] = {.from = Side::of(pull.from, args.unit_bytes),
                                                  .to = Side::of(pull.to, args.unit_bytes),
                                                  .from_unit = units(pull.from_offset),
                                                  .to_unit = units(pull.to_offset),
-                                                 .units = units(pull.bytes),
-                                                 .first_chunk = params.chunks};
+                                                 .units = units(pull.bytes)};
       params.chunks += (units(pull.bytes) + chunk_units - 1) / chunk_units;
     }
     if (params.chunks == 0) continue;
+    finish(params);
     if (const auto error = launch_pull(args, bulk, params, stream); error != cudaSuccess)
       return error;
   }

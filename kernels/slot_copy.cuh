@@ -75,8 +75,7 @@ struct Segment {
   std::byte* payload;   // where its first unit stands in the slot
   std::uint64_t* sums;  // of its slot; null for no checksum
   std::uint32_t units;
-  std::uint32_t first_chunk;  // numbers run through all segments of a launch
-  std::uint64_t first_word;   // index of its first 64-bit word in the payload
+  std::uint32_t first_word;  // index of its first 64-bit word in the payload
 };
 
 // As many as the 4 KiB of a kernel's parameters hold. From there, every thread of a block reads the same
@@ -85,11 +84,14 @@ inline constexpr std::uint32_t kSegmentsPerLaunch = 24;
 inline constexpr std::uint32_t kSlotsPerLaunch = 24;
 
 struct SlotCopyParams {
+  std::uint32_t
+      first_chunks[kSegmentsPerLaunch];  // of each segment; numbers run through all of them
   Segment segments[kSegmentsPerLaunch];
   Slot slots[kSlotsPerLaunch];
   std::uint32_t segment_count;
   std::uint32_t slot_count;
   std::uint32_t chunks;
+  std::uint32_t segments_per_chunk;  // times 2^32, rounded down
 };
 static_assert(sizeof(SlotCopyParams) <= 4096);
 
@@ -99,13 +101,14 @@ struct PullSegment {
   std::uint32_t from_unit;  // where its first unit stands among those of `from`
   std::uint32_t to_unit;
   std::uint32_t units;
-  std::uint32_t first_chunk;
 };
-inline constexpr std::uint32_t kPullsPerLaunch = 23;
+inline constexpr std::uint32_t kPullsPerLaunch = 22;
 struct PullParams {
+  std::uint32_t first_chunks[kPullsPerLaunch];
   PullSegment segments[kPullsPerLaunch];
   std::uint32_t segment_count;
   std::uint32_t chunks;
+  std::uint32_t segments_per_chunk;  // times 2^32, rounded down
 };
 static_assert(sizeof(PullParams) <= 4096);
 
@@ -180,11 +183,15 @@ __device__ void mark_slots(const SlotCopyParams& params) {
   }
 }
 
+/// The segment of a chunk. Many segments of one launch tend to be alike, so that the search begins where it would
+/// be if they were: a warp of a scatter moves 512 bytes, and feels each step.
 template <typename Params>
-__device__ std::uint32_t find_segment(const Params& params, std::uint32_t chunk,
-                                      std::uint32_t from) {
-  while (from + 1 < params.segment_count && params.segments[from + 1].first_chunk <= chunk) ++from;
-  return from;
+__device__ std::uint32_t find_segment(const Params& params, std::uint32_t chunk) {
+  if (params.segment_count == 1) return 0;
+  std::uint32_t index = __umulhi(chunk, params.segments_per_chunk);
+  while (params.first_chunks[index] > chunk) --index;
+  while (index + 1 < params.segment_count && params.first_chunks[index + 1] <= chunk) ++index;
+  return index;
 }
 
 /// One warp moves 32 * kUnroll consecutive units at a time, all of them on their way before the first is
@@ -200,14 +207,14 @@ __global__ __launch_bounds__(kThreads) void slot_copy_kernel(
   std::uint32_t index = 0;
   std::uint64_t sum = 0;
   for (std::uint32_t chunk = warp; chunk < params.chunks; chunk += gridDim.x * kWarps) {
-    const std::uint32_t found = find_segment(params, chunk, index);
+    const std::uint32_t found = find_segment(params, chunk);
     if (kChecksum && found != index) {
       if (params.segments[index].sums != nullptr) add_sum(params.segments[index].sums, sum, warp);
       sum = 0;
     }
     index = found;
     const Segment& segment = params.segments[index];
-    const std::uint32_t first = (chunk - segment.first_chunk) * kWarpSize * kUnroll + lane;
+    const std::uint32_t first = (chunk - params.first_chunks[index]) * kWarpSize * kUnroll + lane;
     Unit values[kUnroll];
     Unit* to[kUnroll];
 #pragma unroll
@@ -240,11 +247,10 @@ __global__ __launch_bounds__(kThreads) void pull_kernel(const __grid_constant__ 
   constexpr std::uint32_t kWarps = kThreads / kWarpSize;
   const std::uint32_t lane = threadIdx.x % kWarpSize;
   const std::uint32_t warp = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
-  std::uint32_t index = 0;
   for (std::uint32_t chunk = warp; chunk < params.chunks; chunk += gridDim.x * kWarps) {
-    index = find_segment(params, chunk, index);
+    const std::uint32_t index = find_segment(params, chunk);
     const PullSegment& segment = params.segments[index];
-    const std::uint32_t first = (chunk - segment.first_chunk) * kWarpSize * kUnroll + lane;
+    const std::uint32_t first = (chunk - params.first_chunks[index]) * kWarpSize * kUnroll + lane;
     Unit values[kUnroll];
     Unit* to[kUnroll];
 #pragma unroll
@@ -348,9 +354,9 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void bulk_copy_kernel(
     std::uint32_t bytes;
   };
   const auto tile_of = [&](std::uint32_t chunk, std::uint32_t& index) {
-    index = find_segment(params, chunk, index);
+    index = find_segment(params, chunk);
     const auto& segment = params.segments[index];
-    const std::uint64_t begin = std::uint64_t{chunk - segment.first_chunk} * kTileBytes;
+    const std::uint64_t begin = std::uint64_t{chunk - params.first_chunks[index]} * kTileBytes;
     const std::uint64_t left = std::uint64_t{segment.units} * 16 - begin;
     return Tile{&segment, begin, left < kTileBytes ? static_cast<std::uint32_t>(left) : kTileBytes};
   };
