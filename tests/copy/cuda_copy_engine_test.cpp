@@ -219,6 +219,55 @@ TEST_F(CudaCopyEngineTest, PullsOnlyAfterTheEventOfTheLastReader) {
   EXPECT_EQ(found, std::vector<std::byte>(kPageBytes, std::byte{0x33}));
 }
 
+// Launches overlap, but one of another direction may read what went before: it runs behind all of it.
+TEST_F(CudaCopyEngineTest, AnotherDirectionRunsBehindWhatWentBefore) {
+  std::byte* const pool = bed_->allocate(2 * kPageBytes);
+  std::byte* const first = bed_->allocate(slot_bytes_for(kPageBytes));
+  std::byte* const second = bed_->allocate(slot_bytes_for(kPageBytes));
+  std::byte* const aside = bed_->allocate(kPageBytes);
+  ASSERT_CUDA(cudaMemset(pool, 0x11, 2 * kPageBytes));
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  const JobPlan from{{{.buffers = {0}, .offsets = {0}, .shape = {.row_bytes = kPageBytes}}}, pool};
+  const JobPlan to{{{.buffers = {0}, .offsets = {kPageBytes}, .shape = {.row_bytes = kPageBytes}}},
+                   pool};
+  Gate gate;
+  ASSERT_CUDA(cudaLaunchHostFunc(stream_.get(), Gate::hold, &gate));
+  ASSERT_CUDA(cudaMemsetAsync(pool, 0x22, kPageBytes, stream_.get()));
+  ASSERT_CUDA(cudaEventRecord(event_.get(), stream_.get()));
+
+  CountingListener listener;
+  CopyJob job;
+  job.batches = from.batches();
+  job.slot = first;
+  job.stamp.payload_bytes = kPageBytes;
+  job.after = event_.get();
+  ASSERT_TRUE(engine().submit(job, listener).ok());
+  job.after = nullptr;
+  job.direction = CopyJob::Direction::scatter;
+  job.batches = to.batches();
+  ASSERT_TRUE(engine().submit(job, listener).ok());
+  job.direction = CopyJob::Direction::gather;
+  job.slot = second;
+  ASSERT_TRUE(engine().submit(job, listener).ok());
+  EXPECT_EQ(engine().progress(), 0u);
+
+  cudaStream_t other = nullptr;  // what need not wait would be through when this is
+  ASSERT_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  const CudaStream owner{other};
+  ASSERT_CUDA(cudaMemsetAsync(aside, 0, kPageBytes, other));
+  ASSERT_CUDA(cudaStreamSynchronize(other));
+  EXPECT_EQ(engine().progress(), 0u);
+  gate.open();
+  drain();
+  EXPECT_EQ(listener.calls, 3);
+  EXPECT_TRUE(listener.ok) << listener.message;
+  std::vector<std::byte> found(kPageBytes);
+  for (const std::byte* const at : {pool + kPageBytes, second + kSlotHeaderBytes}) {
+    bed_->read(found, at);
+    EXPECT_EQ(found, std::vector<std::byte>(kPageBytes, std::byte{0x22}));
+  }
+}
+
 // acceptance 25: what is launched at completion sees the bytes. Each round has other bytes, so a stale one shows.
 TEST_F(CudaCopyEngineTest, WorkLaunchedAtCompletionSeesEveryByte) {
   constexpr int kRounds = 10'000;

@@ -532,6 +532,54 @@ TEST_P(CopyEngineConformance, EndsEachOfManyJobsOnceAndInOrder) {
   }
 }
 
+// One launch may hold a job of one row beside one of thousands.
+TEST_P(CopyEngineConformance, MovesExactBytesOfUnlikeJobsAtOnce) {
+  std::mt19937_64 random{23};
+  std::vector<BatchPlan> plans(24);
+  std::uint64_t cursor = 0;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const std::uint64_t rows = i % 7 == 3 ? random_in(random, 1000, 3000) : random_in(random, 1, 3);
+    plans[i] = place_batch(random, {.row_bytes = 64}, 1, rows, 16, cursor);
+  }
+  Arena pool{*bed_, cursor, random};
+  std::vector<std::uint64_t> slot_at;
+  std::uint64_t slot_bytes = 0;
+  for (const BatchPlan& plan : plans) {
+    slot_at.push_back(slot_bytes);
+    slot_bytes += slot_bytes_for(JobPlan{{plan}, nullptr}.bytes());
+  }
+  Arena slots{*bed_, slot_bytes, random};
+  const std::vector<std::byte> gathered = pool.expected();
+  for (const auto direction : {CopyJob::Direction::gather, CopyJob::Direction::scatter}) {
+    CountingListener listener;
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      const JobPlan plan{{plans[i]}, pool.memory()};
+      const SlotStamp stamp = stamp_for(plan.bytes());
+      const CopyJob job{.direction = direction,
+                        .batches = plan.batches(),
+                        .slot = slots.memory() + slot_at[i],
+                        .stamp = stamp,
+                        .checksum = false,
+                        .after = nullptr};
+      ASSERT_TRUE(engine().submit(job, listener).ok());
+      if (direction == CopyJob::Direction::gather)
+        put(slots, slot_at[i], oracle_slot(plan, pool.expected(), stamp, false));
+    }
+    ASSERT_TRUE(drain());
+    EXPECT_TRUE(listener.ok) << listener.message;
+    ASSERT_TRUE(slots.matches());
+    if (direction == CopyJob::Direction::scatter) {
+      ASSERT_TRUE(pool.matches());
+    } else {
+      for (const BatchPlan& plan : plans)
+        JobPlan{{plan}, nullptr}.for_each_byte(
+            [&](std::uint64_t at, std::uint64_t) { pool.expected()[at] = std::byte{0xee}; });
+      pool.upload();
+      pool.expected() = gathered;
+    }
+  }
+}
+
 TEST_P(CopyEngineConformance, AListenerMaySubmit) {
   struct Relay final : CopyListener {
     void copy_done(Status status) noexcept override {

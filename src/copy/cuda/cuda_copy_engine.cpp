@@ -67,7 +67,7 @@ Status CudaCopyEngine::start(const CopyEngineOptions& options) {
   int greatest = 0;
   KVSHARD_TRY(
       cuda_status("stream priorities", cudaDeviceGetStreamPriorityRange(&least, &greatest)));
-  for (CudaStream* const made : {&stream_, &bell_stream_}) {
+  for (CudaStream* const made : {&lanes_[0].stream, &lanes_[1].stream, &bell_stream_}) {
     cudaStream_t stream = nullptr;
     KVSHARD_TRY(
         cuda_status("cudaStreamCreate",
@@ -86,7 +86,8 @@ Status CudaCopyEngine::start(const CopyEngineOptions& options) {
       kGroups * kJobsPerGroup * kernels::kChecksumSums * sizeof(std::uint64_t);
   KVSHARD_TRY(sums_, make_device_buffer(kSumsBytes));
   KVSHARD_TRY(
-      cuda_status("cudaMemset", cudaMemsetAsync(sums_.get(), 0, kSumsBytes, stream_.get())));
+      cuda_status("cudaMemset", cudaMemsetAsync(sums_.get(), 0, kSumsBytes, bell_stream_.get())));
+  KVSHARD_TRY(cuda_status("cudaMemset", cudaStreamSynchronize(bell_stream_.get())));
   lists_.slots.reserve(kJobsPerGroup);
   return grow_ring(kRingBytes);
 }
@@ -111,7 +112,11 @@ Status CudaCopyEngine::submit(const CopyJob& job, CopyListener& listener) {
                              kernels::kMaxPieceUnits - 1)};
   KVSHARD_TRY(queue_.push(job, listener));
   ++in_flight_;
-  doorbell_->ring();  // progress() launches it
+  if (group_count_ == 0) {
+    const DeviceGuard guard{device_};
+    launch_queued();
+  }
+  if (queue_.front() != nullptr) doorbell_->ring();  // progress() launches it
   return {};
 }
 
@@ -274,7 +279,7 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
                         : first.direction == CopyJob::Direction::scatter ? "scatter"
                                                                          : "mapped pull",
                         payload_bytes};
-  cudaStream_t const stream = stream_.get();
+  KVSHARD_TRY(cudaStream_t const stream, next_stream(first.direction));
   if (first.after != nullptr)
     KVSHARD_TRY(cuda_status("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, first.after, 0)));
   if (bytes != 0)
@@ -282,8 +287,23 @@ Status CudaCopyEngine::launch(std::size_t group_index, std::size_t jobs, std::si
                             cudaMemcpyAsync(static_cast<std::byte*>(ring_.device.get()) + at,
                                             static_cast<const std::byte*>(ring_.pinned.get()) + at,
                                             bytes, cudaMemcpyHostToDevice, stream)));
-  KVSHARD_TRY(cuda_status("copy kernel", launch_kernel(first.direction, first.alignment)));
+  KVSHARD_TRY(cuda_status("copy kernel", launch_kernel(first.direction, first.alignment, stream)));
+  lanes_[lane_].last = groups_[group_index].done.get();
   return cuda_status("cudaEventRecord", cudaEventRecord(groups_[group_index].done.get(), stream));
+}
+
+Result<cudaStream_t> CudaCopyEngine::next_stream(CopyJob::Direction direction) noexcept {
+  if (max_sms_ != 0) return lanes_[0].stream.get();
+  if (std::exchange(direction_, direction) != direction) {
+    for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+      cudaEvent_t const other = lanes_[1 - lane].last;
+      if (other != nullptr)
+        KVSHARD_TRY(cuda_status("cudaStreamWaitEvent",
+                                cudaStreamWaitEvent(lanes_[lane].stream.get(), other, 0)));
+    }
+  }
+  lane_ = 1 - lane_;
+  return lanes_[lane_].stream.get();
 }
 
 // Groups end in order, so the oldest is the one to hear of.
@@ -333,8 +353,8 @@ void CudaCopyEngine::add_pulls(const QueuedJob& job, const FragmentsOf& fragment
   }
 }
 
-cudaError_t CudaCopyEngine::launch_kernel(CopyJob::Direction direction,
-                                          std::uint64_t alignment) const noexcept {
+cudaError_t CudaCopyEngine::launch_kernel(CopyJob::Direction direction, std::uint64_t alignment,
+                                          cudaStream_t stream) const noexcept {
   const auto unit_bytes = static_cast<std::uint32_t>(alignment);
   if (direction == CopyJob::Direction::pull)
     return kernels::launch_pull({.pieces = lists_.pulls.data(),
@@ -342,7 +362,7 @@ cudaError_t CudaCopyEngine::launch_kernel(CopyJob::Direction direction,
                                  .unit_bytes = unit_bytes,
                                  .max_sms = max_sms_,
                                  .bulk_copies = bulk_copies_},
-                                stream_.get());
+                                stream);
   const kernels::SlotCopyArgs args{.pieces = lists_.pieces.data(),
                                    .piece_count = static_cast<std::uint32_t>(lists_.pieces.size()),
                                    .slots = lists_.slots.data(),
@@ -350,8 +370,8 @@ cudaError_t CudaCopyEngine::launch_kernel(CopyJob::Direction direction,
                                    .unit_bytes = unit_bytes,
                                    .max_sms = max_sms_,
                                    .bulk_copies = bulk_copies_};
-  return direction == CopyJob::Direction::gather ? kernels::launch_gather(args, stream_.get())
-                                                 : kernels::launch_scatter(args, stream_.get());
+  return direction == CopyJob::Direction::gather ? kernels::launch_gather(args, stream)
+                                                 : kernels::launch_scatter(args, stream);
 }
 
 Result<std::unique_ptr<StagingMemory>> CudaStagingMemory::create(int device, std::size_t bytes) {

@@ -17,10 +17,10 @@
 
 namespace kvshard {
 
-/// Copies with kernels on a stream of its own.
+/// Copies with kernels on streams of its own.
 ///
-/// progress() launches what was submitted since the last call, jobs that are alike in one launch, and sees by
-/// events what has ended. Who is about to sleep has a second stream, which waits for the oldest of those
+/// A job that finds the engine idle is launched at once. Others wait for progress(), which launches those that
+/// are alike together, and sees by events what has ended. Who is about to sleep has a second stream, which waits for the oldest of those
 /// events, ring wake_fd(): no callback ever stands between two copies, and who polls pays for none.
 ///
 /// Owns:    its streams, and the pinned and device memory through which kernels learn of pages: made at the
@@ -68,6 +68,12 @@ class CudaCopyEngine final : public CopyEngine {
     std::size_t head{0};  // the oldest in use
     std::size_t tail{0};  // the next to write
   };
+  // Launches take turns on two, so that a GPU that ends one has the next one's descriptors already. A cap on
+  // multiprocessors is for all that run at once, so that with a cap there is one.
+  struct Lane {
+    CudaStream stream;
+    cudaEvent_t last{nullptr};  // the end of what went out last on it; a group's
+  };
   // What the launcher reads, filled anew for each launch.
   struct LaunchLists {
     std::vector<kernels::SlotPiece> pieces;
@@ -80,10 +86,13 @@ class CudaCopyEngine final : public CopyEngine {
   std::size_t retire() noexcept;
   void launch_queued() noexcept;
   Status launch(std::size_t group_index, std::size_t jobs, std::size_t at, std::size_t bytes);
+  // Where a launch goes; with another direction than the last, behind all that went before.
+  Result<cudaStream_t> next_stream(CopyJob::Direction direction) noexcept;
   template <typename FragmentsOf>
   void add_pulls(const QueuedJob& job, const FragmentsOf& fragments_of);
-  // Of what the lists hold, on stream_.
-  cudaError_t launch_kernel(CopyJob::Direction direction, std::uint64_t alignment) const noexcept;
+  // Of what the lists hold.
+  cudaError_t launch_kernel(CopyJob::Direction direction, std::uint64_t alignment,
+                            cudaStream_t stream) const noexcept;
   Status grow_ring(std::size_t bytes);
   // Where `bytes` may be written now; npos when the ring is too full for them.
   [[nodiscard]] std::size_t find_room(std::size_t bytes) const noexcept;
@@ -94,7 +103,9 @@ class CudaCopyEngine final : public CopyEngine {
   std::uint32_t max_sms_;
   bool bulk_copies_{false};
   Doorbell* doorbell_;
-  CudaStream stream_;
+  std::array<Lane, 2> lanes_;
+  std::size_t lane_{0};                                       // of the last launch
+  CopyJob::Direction direction_{CopyJob::Direction::gather};  // of the last launch
   CudaStream bell_stream_;
   JobQueue queue_;
   Ring ring_;
