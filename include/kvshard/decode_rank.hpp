@@ -53,6 +53,10 @@ struct DecodeOptions {
   std::uint32_t max_pulls{65'536};
   SecurityOptions security;  ///< without a secret, only loopback addresses can be connected to
 
+  /// How long the progress thread polls before it sleeps. Longer costs a core, and saves what a sleeper takes to
+  /// wake: some 25 us for each message (docs/tuning.md).
+  std::chrono::microseconds busy_poll{50};
+
   bool metrics{true};              ///< time the stages of pulls, for metrics()
   std::shared_ptr<Tracer> tracer;  ///< trace them too (tracer.hpp); null: do not
 };

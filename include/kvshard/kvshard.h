@@ -198,6 +198,8 @@ typedef struct kvshard_prefill_options {
   uint32_t pull_timeout_ms;
   uint32_t heartbeat_ms;
   uint32_t peer_timeout_ms;
+  uint32_t busy_poll_us; /* microseconds that the thread polls before it sleeps */
+  uint32_t reserved;     /* 0 */
 } kvshard_prefill_options;
 
 /* kvshard::Chunk */
@@ -342,7 +344,7 @@ typedef struct kvshard_decode_options {
   uint32_t fetch_timeout_ms;
   uint32_t reconnect_min_ms;
   uint32_t reconnect_max_ms;
-  uint32_t reserved; /* 0 */
+  uint32_t busy_poll_us; /* microseconds that the thread polls before it sleeps */
 } kvshard_decode_options;
 
 /* kvshard::PathReport */

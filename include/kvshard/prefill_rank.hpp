@@ -54,6 +54,10 @@ struct PrefillOptions {
   SecurityOptions security;  ///< without a secret, listen_host must be a loopback address
   ControlLimits limits;      ///< on what peers can make this rank hold
 
+  /// How long the progress thread polls before it sleeps. Longer costs a core, and saves what a sleeper takes to
+  /// wake: some 25 us for each message (docs/tuning.md).
+  std::chrono::microseconds busy_poll{50};
+
   bool metrics{true};              ///< time the stages of pulls, for metrics()
   std::shared_ptr<Tracer> tracer;  ///< trace them too (tracer.hpp); null: do not
 };

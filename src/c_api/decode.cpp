@@ -35,6 +35,7 @@ Result<DecodeOptions> to_options(const kvshard_decode_options& from) {
   set_option(made.fetch_timeout, from.fetch_timeout_ms);
   set_option(made.reconnect_min, from.reconnect_min_ms);
   set_option(made.reconnect_max, from.reconnect_max_ms);
+  set_option(made.busy_poll, from.busy_poll_us);
   set_option(made.max_pulls, from.max_pulls);
   made.security.secret_file = text_or(from.secret_file, "");
   made.security.allow_unauthenticated_network = from.allow_unauthenticated_network != 0;

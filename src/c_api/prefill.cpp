@@ -31,6 +31,7 @@ Result<PrefillOptions> to_options(const kvshard_prefill_options& from) {
   set_option(made.pull_timeout, from.pull_timeout_ms);
   set_option(made.heartbeat, from.heartbeat_ms);
   set_option(made.peer_timeout, from.peer_timeout_ms);
+  set_option(made.busy_poll, from.busy_poll_us);
   if (from.limits == nullptr) return made;
 
   KVSHARD_TRY(const auto limits, read(from.limits, "kvshard_control_limits"));

@@ -33,12 +33,12 @@ int to_epoll_timeout(Duration wait) noexcept {
 
 }  // namespace
 
-Result<std::unique_ptr<EventLoop>> EventLoop::create(const Clock& clock) {
+Result<std::unique_ptr<EventLoop>> EventLoop::create(const Clock& clock, Duration spin) {
   UniqueFd epoll{::epoll_create1(EPOLL_CLOEXEC)};
   if (!epoll) return epoll_error("epoll_create1", -1, errno);
   UniqueFd wake{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
   if (!wake) return epoll_error("eventfd", -1, errno);
-  std::unique_ptr<EventLoop> loop{new EventLoop{clock, std::move(epoll), std::move(wake)}};
+  std::unique_ptr<EventLoop> loop{new EventLoop{clock, spin, std::move(epoll), std::move(wake)}};
   if (Status status = loop->control(EPOLL_CTL_ADD, loop->wake_.get(), EPOLLIN, 0); !status)
     return std::move(status).error();
   return loop;
@@ -226,7 +226,7 @@ void EventLoop::cancel_turn_end(TurnEndHandler& handler) noexcept {
 }
 
 Duration EventLoop::spin() const noexcept {
-  Duration longest = kSpin;
+  Duration longest = spin_;
   for (const Poller* const poller : pollers_)
     if (poller != nullptr) longest = std::max(longest, poller->spin());
   return longest;

@@ -21,7 +21,7 @@ namespace kvshard {
 /// One thread's work: posted tasks, pollers, timers and file descriptors.
 ///
 /// A turn runs them in that order, then the turn-end handlers. After activity the loop spins for
-/// kSpin, or as long as a poller asks for, then arms all pollers and sleeps until a descriptor, a
+/// `spin`, or as long as a poller asks for, then arms all pollers and sleeps until a descriptor, a
 /// post or the next timer: idle costs no CPU. A callback may destroy or unregister anything, itself
 /// included: what was unregistered is not called again, also not in the same turn.
 ///
@@ -35,10 +35,6 @@ class EventLoop {
  public:
   using Task = std::function<void()>;
   using TimerId = std::uint64_t;  ///< 0 is no timer
-
-  /// How long the loop looks for more work before it sleeps. Real time, whatever the loop's clock
-  /// is.
-  static constexpr Duration kSpin = std::chrono::microseconds{50};
 
   /// Hears that a descriptor is ready: a set of EPOLL* bits.
   class FdHandler {
@@ -57,7 +53,7 @@ class EventLoop {
     virtual bool arm() noexcept = 0;  ///< false: progress again instead of sleeping
     [[nodiscard]] virtual bool busy() const noexcept = 0;  ///< with wake_fd() == -1: must be polled
     /// How long to poll before a sleep, where what comes next comes sooner than a sleeper wakes.
-    [[nodiscard]] virtual Duration spin() const noexcept { return kSpin; }
+    [[nodiscard]] virtual Duration spin() const noexcept { return Duration{0}; }
 
    protected:
     ~Poller() = default;
@@ -72,8 +68,10 @@ class EventLoop {
     ~TurnEndHandler() = default;
   };
 
-  /// `clock` outlives the loop; it decides when timers fire.
-  static Result<std::unique_ptr<EventLoop>> create(const Clock& clock = SteadyClock::instance());
+  /// `clock` outlives the loop; it decides when timers fire. `spin` is how long the loop looks for more work
+  /// before it sleeps: real time, whatever the clock is.
+  static Result<std::unique_ptr<EventLoop>> create(const Clock& clock = SteadyClock::instance(),
+                                                   Duration spin = std::chrono::microseconds{50});
   ~EventLoop();
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -119,8 +117,12 @@ class EventLoop {
   };
   using TimerKey = std::pair<TimePoint, TimerId>;
 
-  EventLoop(const Clock& clock, UniqueFd epoll, UniqueFd wake) noexcept
-      : clock_{clock}, now_{clock.now()}, epoll_{std::move(epoll)}, wake_{std::move(wake)} {}
+  EventLoop(const Clock& clock, Duration spin, UniqueFd epoll, UniqueFd wake) noexcept
+      : clock_{clock},
+        spin_{spin},
+        now_{clock.now()},
+        epoll_{std::move(epoll)},
+        wake_{std::move(wake)} {}
 
   std::size_t turn(Duration max_sleep);
   std::size_t run_posted();
@@ -137,6 +139,7 @@ class EventLoop {
                  std::uint32_t generation) noexcept;
 
   const Clock& clock_;
+  const Duration spin_;
   TimePoint now_;
   UniqueFd epoll_;
   UniqueFd wake_;  // an eventfd; readable when a sleeping loop must get up

@@ -34,6 +34,7 @@ Result<std::unique_ptr<DecodeRank>> DecodeRank::create(DecodeOptions options,
                            {"reconnect_min", options.reconnect_min},
                            {"reconnect_max", options.reconnect_max}},
                           options.heartbeat, options.peer_timeout));
+  KVSHARD_TRY(check_busy_poll(options.busy_poll));
   if (options.landing_slots == 0 || options.window == 0) {
     return Error{ErrorCode::invalid_argument,
                  fmt::format("landing_slots {} and window {} must not be 0", options.landing_slots,
@@ -62,7 +63,8 @@ Status DecodeRank::Impl::start(std::unique_ptr<Transport> transport,
   // One slot more, for probes: what they read is thrown away.
   KVSHARD_TRY(landing_memory_, make_staging_memory(engine->memory_kind(), engine->device(),
                                                    landing_stride_ * (options_.landing_slots + 1)));
-  KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_));
+  KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_,
+                                              options_.busy_poll));
   KVSHARD_TRY(landing_registered_, thread_->transport().register_memory(landing_memory_->bytes(),
                                                                         landing_memory_->kind()));
   for (std::uint32_t i = 0; i < options_.landing_slots; ++i) {

@@ -45,6 +45,7 @@ Result<std::unique_ptr<PrefillRank>> PrefillRank::create(PrefillOptions options,
                            {"heartbeat", options.heartbeat},
                            {"peer_timeout", options.peer_timeout}},
                           options.heartbeat, options.peer_timeout));
+  KVSHARD_TRY(check_busy_poll(options.busy_poll));
   for (const BufferGroup& group : options.pool.geometry.groups) {
     if (group.layers > 0 && group.page_bytes() > options.slot_payload_bytes) {
       return Error{ErrorCode::invalid_argument,
@@ -94,7 +95,8 @@ Status PrefillRank::Impl::start(std::unique_ptr<Transport> transport,
       log::info("pages go through slots only: {}", made.error().message);
     }
   }
-  KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_));
+  KVSHARD_TRY(thread_, ProgressThread::create(std::move(transport), std::move(engine), clock_,
+                                              options_.busy_poll));
   KVSHARD_TRY(staging_, thread_->transport().register_memory(staging_memory_->bytes(),
                                                              staging_memory_->kind()));
   KVSHARD_TRY(thread_->transport().serve(*staging_));

@@ -54,8 +54,8 @@ class ProgressThread {
  public:
   static Result<std::unique_ptr<ProgressThread>> create(std::unique_ptr<Transport> transport,
                                                         std::unique_ptr<CopyEngine> engine,
-                                                        const Clock& clock) {
-    KVSHARD_TRY(auto loop, EventLoop::create(clock));
+                                                        const Clock& clock, Duration busy_poll) {
+    KVSHARD_TRY(auto loop, EventLoop::create(clock, busy_poll));
     std::unique_ptr<ProgressThread> made{
         new ProgressThread{std::move(transport), std::move(engine), std::move(loop)}};
     KVSHARD_TRY(made->loop_->add_poller(made->transport_poller_));
@@ -124,7 +124,7 @@ class ProgressThread {
     bool arm() noexcept override { return engine_.arm(); }
     [[nodiscard]] bool busy() const noexcept override { return engine_.in_flight() > 0; }
     [[nodiscard]] Duration spin() const noexcept override {
-      return engine_.in_flight() > 0 ? kCopySpin : EventLoop::kSpin;
+      return engine_.in_flight() > 0 ? kCopySpin : Duration{0};
     }
     CopyEngine& engine_;
   };

@@ -46,6 +46,14 @@ inline Status check_times(std::initializer_list<NamedTime> times,
   return {};
 }
 
+/// Errors: invalid_argument for less than 0 or more than kLongestWait.
+inline Status check_busy_poll(std::chrono::microseconds busy_poll) {
+  if (busy_poll.count() >= 0 && busy_poll <= kLongestWait) return {};
+  return Error{ErrorCode::invalid_argument,
+               fmt::format("busy_poll is {} us, must be from 0 to {}", busy_poll.count(),
+                           std::chrono::microseconds{kLongestWait}.count())};
+}
+
 /// How long a rank did not look at its peers before `time`, when that is longer than its heartbeat; else 0. Its process
 /// was stopped, or its machine stood still, and the peers perhaps with it: nobody is judged by that time.
 inline Duration pause_before(TimePoint time, TimePoint& swept, std::chrono::milliseconds heartbeat,

@@ -203,7 +203,7 @@ struct CountingPoller final : EventLoop::Poller {
   int arms{0};
   int refuse_arms{0};
   bool is_busy{false};
-  Duration spins{EventLoop::kSpin};
+  Duration spins{0};
 
   std::size_t progress() noexcept override { return on_progress(); }
   int wake_fd() const noexcept override { return fd; }
@@ -332,6 +332,20 @@ TEST_F(EventLoopTest, PollsForAsLongAsAPollerAsks) {
   EXPECT_EQ(calls, 10'000);
   EXPECT_EQ(poller.arms, 0);
   loop_->remove_poller(poller);
+}
+
+TEST_F(EventLoopTest, PollsForAsLongAsItWasMadeTo) {
+  const UniqueFd event{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  auto loop = std::move(EventLoop::create(clock_, 1h)).value();
+  CountingPoller poller;
+  poller.fd = event.get();
+  int calls = 0;
+  poller.on_progress = [&]() -> std::size_t { return ++calls == 10'000 ? 1 : 0; };
+  ASSERT_TRUE(loop->add_poller(poller));
+  EXPECT_TRUE(loop->run_once(2h));
+  EXPECT_EQ(calls, 10'000);
+  EXPECT_EQ(poller.arms, 0);
+  loop->remove_poller(poller);
 }
 
 TEST_F(EventLoopTest, WakesFromSleepForAPostAndForWake) {

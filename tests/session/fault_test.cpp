@@ -644,7 +644,9 @@ TEST(FaultTest, RefusesTimesThatCannotWork) {
         +[](FaultSetup& s) { s.prefill.heartbeat = s.prefill.peer_timeout; },
         +[](FaultSetup& s) { s.prefill.lease = -1ms; },
         +[](FaultSetup& s) { s.decode.reconnect_min = 0ms; },
-        +[](FaultSetup& s) { s.decode.fetch_timeout = std::chrono::milliseconds::max(); }}) {
+        +[](FaultSetup& s) { s.decode.fetch_timeout = std::chrono::milliseconds::max(); },
+        +[](FaultSetup& s) { s.prefill.busy_poll = -1us; },
+        +[](FaultSetup& s) { s.decode.busy_poll = std::chrono::microseconds::max(); }}) {
     FaultSetup setup;
     change(setup);
     FaultCluster refused{setup};

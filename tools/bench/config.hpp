@@ -44,6 +44,7 @@ struct PullConfig {
   std::uint32_t slots{4};  // for each peer
   std::uint32_t window{2};
   std::uint64_t mapped_piece_bytes{0};  // 0: as a prefill rank has it
+  std::uint32_t busy_poll_us{50};       // of ranks, and of the engine that waits for a pull
   std::uint32_t concurrency{1};
   std::string path{"auto"};
   std::string memory{"host"};
@@ -66,7 +67,7 @@ struct PullConfig {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PullConfig, model, layers, page_size, tokens, fragmentation,
                                    prefill, prefill_tp, decode_tp, chunk_tokens, slot_bytes, slots,
-                                   window, mapped_piece_bytes, concurrency, path, memory, devices,
-                                   repeat, warmup, page_operations, baselines)
+                                   window, mapped_piece_bytes, busy_poll_us, concurrency, path,
+                                   memory, devices, repeat, warmup, page_operations, baselines)
 
 }  // namespace kvshard::bench

@@ -45,6 +45,7 @@ class DecodeSide {
     options.mapped = config.path == "auto"     ? Mapped::automatic
                      : config.path == "mapped" ? Mapped::always
                                                : Mapped::never;
+    options.busy_poll = std::chrono::microseconds{config.busy_poll_us};
     KVSHARD_TRY(made->trace_, tools::RankTrace::create(start["trace"].get<std::string>(),
                                                        fmt::format("decode {}", rank)));
     options.tracer = made->trace_.tracer();
@@ -114,7 +115,9 @@ class DecodeSide {
                                .pages = workload_.destination(request)}));
     std::vector<PullEvent> events(workload_.requests());
     std::size_t ended = 0;
+    const auto sleep = begin + std::chrono::microseconds{config_.busy_poll_us};
     while ((ended += rank_->poll(std::span{events}.subspan(ended))) < events.size()) {
+      if (Clock::now() < sleep) continue;
       pollfd fd{.fd = rank_->event_fd(), .events = POLLIN, .revents = 0};
       (void)::poll(&fd, 1, 1000);
     }

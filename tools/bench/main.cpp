@@ -92,6 +92,9 @@ class PullCommand {
     app_.add_option("--mapped-piece-bytes", config_.mapped_piece_bytes,
                     "KV bytes that a decode rank which maps the pool copies at once")
         ->transform(CLI::AsSizeValue(false));
+    app_.add_option("--busy-poll-us", config_.busy_poll_us,
+                    "how long ranks, and the engine that waits for a pull, poll before they sleep")
+        ->capture_default_str();
     app_.add_option("--page-operations", config_.page_operations,
                     "single-page gets to time as a baseline, at most; 0: none")
         ->capture_default_str();

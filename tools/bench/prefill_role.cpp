@@ -39,6 +39,7 @@ class PrefillSide {
     options.slot_payload_bytes = config.slot_bytes;
     options.slots = config.slots * decode_ranks;
     if (config.mapped_piece_bytes != 0) options.mapped_piece_bytes = config.mapped_piece_bytes;
+    options.busy_poll = std::chrono::microseconds{config.busy_poll_us};
     KVSHARD_TRY(made->trace_, tools::RankTrace::create(start["trace"].get<std::string>(),
                                                        fmt::format("prefill {}", rank)));
     options.tracer = made->trace_.tracer();
