@@ -118,7 +118,10 @@ class Bench {
     const std::uint64_t top = quick ? 64 * kMiB : 2048 * kMiB;
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     for (cudaEvent_t& event : events_) CHECK_CUDA(cudaEventCreate(&event));
-    pool_bytes_ = top + top / 2;
+    std::size_t free = 0;
+    std::size_t total = 0;
+    CHECK_CUDA(cudaMemGetInfo(&free, &total));
+    pool_bytes_ = quick ? top + top / 2 : std::max(top + top / 2, free / 4 / kMiB * kMiB);
     pool_ = device_memory<std::byte>(pool_bytes_);
     other_ = device_memory<std::byte>(pool_bytes_);
     slot_ = device_memory<std::byte>(kvshard::slot_bytes_for(top));
@@ -148,7 +151,7 @@ class Bench {
     bool checksum{false};
     int repeats{15};
     bool touched{false};  // descriptors are in the cache when the clock starts
-    enum class Pages { random, ascending, adjacent } pages{Pages::random};
+    enum class Pages { random, ascending, adjacent, wide } pages{Pages::random};
     std::uint32_t pieces{1};  // of so many buffers each, in one launch
   };
 
@@ -414,6 +417,7 @@ class Bench {
     }
   }
 
+  [[nodiscard]] std::uint64_t pool_mib() const { return pool_bytes_ / kMiB; }
   [[nodiscard]] bool all_verified() const { return all_verified_; }
 
  private:
@@ -441,12 +445,13 @@ class Bench {
     return wrong == 0;
   }
 
-  // Pages that hold the case's payload, in a pool half as large again; returns the bytes.
+  // Pages that hold the case's payload, in a pool half as large again, or the largest there is; returns the bytes.
   std::uint64_t lay_out(const Case& c) {
     const std::uint64_t fragment = c.shape.bytes();
     const std::uint64_t pages = c.payload_bytes / kLayers / fragment;
     const std::uint64_t pool_pages = pool_bytes_ / kLayers / c.page_bytes;
-    const std::uint64_t spread = std::min(pool_pages, pages + pages / 2 + 1);
+    const std::uint64_t spread =
+        c.pages == Case::Pages::wide ? pool_pages : std::min(pool_pages, pages + pages / 2 + 1);
     host_offsets_.resize(spread);
     std::iota(host_offsets_.begin(), host_offsets_.end(), std::uint64_t{0});
     std::mt19937_64 random{1};
@@ -646,6 +651,19 @@ int main(int argc, char** argv) {
       bench.slots(c);
       bench.pull(c);
     }
+  // A pool of which the request is a small part, as a server's is.
+  for (const std::uint64_t fragment : {4 * kKiB, 16 * kKiB, 72 * kKiB}) {
+    const Bench::Case c{.bench = "wide",
+                        .params = named(sizes[0], fragment) + ", in a pool of " +
+                                  std::to_string(bench.pool_mib()) + " MiB",
+                        .payload_bytes = sizes[0],
+                        .shape = {.row_bytes = fragment},
+                        .page_bytes = fragment,
+                        .repeats = 11,
+                        .pages = Bench::Case::Pages::wide};
+    bench.slots(c);
+    bench.pull(c);
+  }
   // Many requests' chunks in one launch.
   for (const std::uint64_t bytes : sizes) {
     const Bench::Case c{.bench = "pieces",
