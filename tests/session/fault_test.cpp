@@ -896,10 +896,9 @@ TEST(FaultTest, ShutdownWithWorkInFlightIsBoundedAndEndsEverything) {
   }
 }
 
-// A transport that keeps what it was given, also when its endpoint is closed.
-class StubbornTransport final : public Transport {
+class ForwardingTransport : public Transport {
  public:
-  explicit StubbornTransport(std::unique_ptr<Transport> inner) : inner_{std::move(inner)} {}
+  explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_{std::move(inner)} {}
   [[nodiscard]] std::string_view kind() const noexcept override { return inner_->kind(); }
   [[nodiscard]] std::span<const std::byte> address() const noexcept override {
     return inner_->address();
@@ -912,13 +911,27 @@ class StubbornTransport final : public Transport {
   Result<std::unique_ptr<Endpoint>> connect(std::span<const std::byte> address,
                                             std::span<const std::byte> packed,
                                             EndpointListener& listener) override {
-    auto endpoint = inner_->connect(address, packed, listener);
-    if (!endpoint) return std::move(endpoint).error();
-    return std::make_unique<StubbornEndpoint>(std::move(endpoint).value());
+    return inner_->connect(address, packed, listener);
   }
   std::size_t progress() noexcept override { return inner_->progress(); }
   [[nodiscard]] int wake_fd() const noexcept override { return inner_->wake_fd(); }
   bool arm() noexcept override { return inner_->arm(); }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+};
+
+// Keeps what it was given, also when its endpoint is closed.
+class StubbornTransport final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  Result<std::unique_ptr<Endpoint>> connect(std::span<const std::byte> address,
+                                            std::span<const std::byte> packed,
+                                            EndpointListener& listener) override {
+    auto endpoint = ForwardingTransport::connect(address, packed, listener);
+    if (!endpoint) return std::move(endpoint).error();
+    return std::make_unique<StubbornEndpoint>(std::move(endpoint).value());
+  }
 
  private:
   struct StubbornEndpoint final : Endpoint {
@@ -938,8 +951,6 @@ class StubbornTransport final : public Transport {
     std::unique_ptr<Endpoint> inner;
     std::size_t kept{0};
   };
-
-  std::unique_ptr<Transport> inner_;
 };
 
 // acceptance 40: closing is bounded all the same, and the memory that may still be written is never freed.
@@ -964,6 +975,59 @@ TEST(FaultTest, ATransportThatDoesNotLetGoCostsMemoryButNoHang) {
   EXPECT_EQ(cluster.decode->stats().quarantined, 2U);
   cluster.decode.reset();
   cluster.expect_room_ends(request.room, false);
+}
+
+// Counts the turns of an idle rank, and the times that it prepares for a sleep.
+class CountingTransport final : public ForwardingTransport {
+ public:
+  struct Counts {
+    std::atomic<int> turns{0};
+    std::atomic<int> arms{0};
+  };
+  CountingTransport(std::unique_ptr<Transport> inner, Counts& counts)
+      : ForwardingTransport{std::move(inner)}, counts_{counts} {}
+  std::size_t progress() noexcept override {
+    ++counts_.turns;
+    return ForwardingTransport::progress();
+  }
+  bool arm() noexcept override {
+    ++counts_.arms;
+    return ForwardingTransport::arm();
+  }
+
+ private:
+  Counts& counts_;
+};
+
+TEST(BusyPollTest, AnIdleRankSleepsOrPollsAsItIsTold) {
+  for (const auto busy_poll : {0us, std::chrono::microseconds{1h}}) {
+    const FaultSetup setup;
+    CountingTransport::Counts counts[2];
+    const auto transport = [&](int rank) {
+      return std::make_unique<CountingTransport>(make_transport(setup.transport).value(),
+                                                 counts[rank]);
+    };
+    PatternedPool pool{small_geometry(16)};
+    PrefillOptions prefill_options;
+    prefill_options.pool = pool.pool();
+    prefill_options.busy_poll = busy_poll;
+    const auto prefill =
+        PrefillRank::create(prefill_options, transport(0), make_copy_engine({}).value());
+    DecodeOptions decode_options;
+    decode_options.pool = pool.pool();
+    decode_options.busy_poll = busy_poll;
+    const auto decode =
+        DecodeRank::create(decode_options, transport(1), make_copy_engine({}).value());
+    ASSERT_TRUE(prefill.ok() && decode.ok());
+    for (CountingTransport::Counts& rank : counts) {
+      if (busy_poll == 0us) {
+        EXPECT_TRUE(eventually([&] { return rank.arms > 0; }));
+      } else {
+        EXPECT_TRUE(eventually([&] { return rank.turns > 10'000; }));
+        EXPECT_EQ(rank.arms, 0);
+      }
+    }
+  }
 }
 
 }  // namespace
