@@ -36,10 +36,15 @@ struct [[nodiscard]] Error {
   std::string message;
 };
 
+namespace detail {
+/// Ends the process; `error` is its last word, on stderr.
+[[noreturn]] KVSHARD_EXPORT void no_value(const Error& error) noexcept;
+}  // namespace detail
+
 /// A value or an Error, shaped like C++23's std::expected.
 ///
-/// value() and operator* require ok(); error() requires !ok(). Both are undefined otherwise, as with a
-/// null pointer.
+/// value() and operator* require ok(); error() requires !ok(). Without it value() ends the process with the
+/// error's message, and the others are undefined, as with a null pointer.
 /// Threads: thread-compatible value.
 template <typename T>
 class [[nodiscard]] Result {
@@ -60,14 +65,14 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool has_value() const noexcept { return ok(); }
   explicit operator bool() const noexcept { return ok(); }
 
-  T& value() & noexcept { return *std::get_if<0>(&state_); }
-  const T& value() const& noexcept { return *std::get_if<0>(&state_); }
-  T&& value() && noexcept { return std::move(*std::get_if<0>(&state_)); }
-  T& operator*() & noexcept { return value(); }
-  const T& operator*() const& noexcept { return value(); }
-  T&& operator*() && noexcept { return std::move(*this).value(); }
-  T* operator->() noexcept { return &value(); }
-  const T* operator->() const noexcept { return &value(); }
+  T& value() & noexcept { return require_value(), **this; }
+  const T& value() const& noexcept { return require_value(), **this; }
+  T&& value() && noexcept { return require_value(), *std::move(*this); }
+  T& operator*() & noexcept { return *std::get_if<0>(&state_); }
+  const T& operator*() const& noexcept { return *std::get_if<0>(&state_); }
+  T&& operator*() && noexcept { return std::move(*std::get_if<0>(&state_)); }
+  T* operator->() noexcept { return &**this; }
+  const T* operator->() const noexcept { return &**this; }
 
   Error& error() & noexcept { return *std::get_if<1>(&state_); }
   const Error& error() const& noexcept { return *std::get_if<1>(&state_); }
@@ -75,10 +80,14 @@ class [[nodiscard]] Result {
 
   template <typename U>
   T value_or(U&& fallback) const& {
-    return ok() ? value() : static_cast<T>(std::forward<U>(fallback));
+    return ok() ? **this : static_cast<T>(std::forward<U>(fallback));
   }
 
  private:
+  void require_value() const noexcept {
+    if (!ok()) detail::no_value(error());
+  }
+
   std::variant<T, Error> state_;
 };
 
@@ -94,7 +103,9 @@ class [[nodiscard]] Result<void> {
   [[nodiscard]] bool ok() const noexcept { return ok_; }
   [[nodiscard]] bool has_value() const noexcept { return ok_; }
   explicit operator bool() const noexcept { return ok_; }
-  void value() const noexcept {}
+  void value() const noexcept {
+    if (!ok_) detail::no_value(error_);
+  }
 
   Error& error() & noexcept { return error_; }
   const Error& error() const& noexcept { return error_; }

@@ -6,8 +6,6 @@
 #include <atomic>
 #include <mutex>
 
-#include "kvshard/result.hpp"
-
 namespace kvshard {
 namespace {
 
@@ -57,30 +55,6 @@ void set_log_hook(LogHook call, void* context) noexcept {
 
 void set_log_level(LogLevel level) noexcept {
   threshold.store(level, std::memory_order_relaxed);
-}
-
-std::string_view to_string(ErrorCode code) noexcept {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return "invalid_argument";
-    case ErrorCode::failed_precondition:
-      return "failed_precondition";
-    case ErrorCode::resource_exhausted:
-      return "resource_exhausted";
-    case ErrorCode::unavailable:
-      return "unavailable";
-    case ErrorCode::deadline_exceeded:
-      return "deadline_exceeded";
-    case ErrorCode::cancelled:
-      return "cancelled";
-    case ErrorCode::data_loss:
-      return "data_loss";
-    case ErrorCode::unsupported:
-      return "unsupported";
-    case ErrorCode::internal:
-      return "internal";
-  }
-  return "unknown";
 }
 
 namespace log {

@@ -26,6 +26,11 @@ TEST(ResultTest, TryUnwrapsAValueAndReturnsAnError) {
   EXPECT_EQ(quarter(5).error().message, "odd");
 }
 
+TEST(ResultDeathTest, TheValueOfAnErrorIsItsMessageAndTheEnd) {
+  EXPECT_DEATH(quarter(5).value(), "value\\(\\) of an error: invalid_argument: odd");
+  EXPECT_DEATH(Status{half(3).error()}.value(), "value\\(\\) of an error: invalid_argument: odd");
+}
+
 TEST(ResultTest, ConvertsAPointerToABase) {
   struct Base {
     virtual ~Base() = default;

@@ -71,16 +71,9 @@ class LocalPrefill final : public PrefillDriver {
       : pool_{setup.geometry} {
     PrefillOptions options = setup.options;
     options.pool = pool_.pool();
-    auto transport = make_transport(setup.transport);
-    auto engine = make_copy_engine({});
-    if (!transport || !engine) std::abort();
-    auto rank = PrefillRank::create(std::move(options), std::move(transport).value(),
-                                    std::move(engine).value(), clock);
-    if (!rank) {
-      fprintf(stderr, "prefill: %s\n", rank.error().message.c_str());
-      std::abort();
-    }
-    rank_ = std::move(rank).value();
+    rank_ = PrefillRank::create(std::move(options), make_transport(setup.transport).value(),
+                                make_copy_engine({}).value(), clock)
+                .value();
     layout_ =
         PageLayout::create(setup.options.shard_size, setup.geometry.groups[0].page_size).value();
     shard_rank_ = setup.options.shard_rank;
