@@ -55,7 +55,8 @@ struct PrefillOptions {
   ControlLimits limits;      ///< on what peers can make this rank hold
 
   /// How long the progress thread polls before it sleeps. Longer costs a core, and saves what a sleeper takes to
-  /// wake: some 25 us for each message (docs/tuning.md).
+  /// wake: some 25 us for each message (docs/tuning.md). From 0 to a year; create() refuses others as
+  /// invalid_argument.
   std::chrono::microseconds busy_poll{50};
 
   bool metrics{true};              ///< time the stages of pulls, for metrics()

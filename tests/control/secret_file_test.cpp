@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvshard/log.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvshard {
 namespace {
@@ -20,22 +21,16 @@ namespace fs = std::filesystem;
 class SecretFileTest : public testing::Test {
  protected:
   SecretFileTest() {
-    std::string name = (fs::temp_directory_path() / "kvshard-secret-XXXXXX").string();
-    directory_ = ::mkdtemp(name.data());
-    path_ = directory_ / "secret";
     lines().clear();
     set_log_hook(
         [](void*, LogLevel, std::string_view line) noexcept { lines().emplace_back(line); },
         nullptr);
   }
-  ~SecretFileTest() override {
-    set_log_hook(nullptr, nullptr);
-    fs::remove_all(directory_);
-  }
+  ~SecretFileTest() override { set_log_hook(nullptr, nullptr); }
 
   // As an operator should: a new file takes the old one's name.
   void write(std::string_view text, mode_t mode = 0600) const {
-    const fs::path fresh = directory_ / "fresh";
+    const fs::path fresh = folder_.path() / "fresh";
     std::ofstream{fresh, std::ios::binary} << text;
     ASSERT_EQ(::chmod(fresh.c_str(), mode), 0);
     fs::rename(fresh, path_);
@@ -58,8 +53,8 @@ class SecretFileTest : public testing::Test {
     return logged;
   }
 
-  fs::path directory_;
-  fs::path path_;
+  test::TemporaryFolder folder_{"secret"};
+  fs::path path_{folder_.path() / "secret"};
 };
 
 constexpr std::string_view kOne = "0123456789abcdef";

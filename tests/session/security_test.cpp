@@ -12,6 +12,7 @@
 
 #include "support/fault_cluster.hpp"
 #include "support/fault_raw_peer.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvshard::test {
 namespace {
@@ -24,19 +25,13 @@ constexpr const char* kTwo = "the second shared secret\n";
 
 class SecurityTest : public testing::Test {
  protected:
-  SecurityTest() {
-    std::string name = (fs::temp_directory_path() / "kvshard-security-XXXXXX").string();
-    directory_ = ::mkdtemp(name.data());
-  }
-  ~SecurityTest() override { fs::remove_all(directory_); }
-
   // Puts a secret file in place as an operator should, and returns its name.
   std::string secret(const std::string& name, const std::string& text) const {
-    const fs::path fresh = directory_ / "fresh";
+    const fs::path fresh = folder_.path() / "fresh";
     std::ofstream{fresh} << text;
     EXPECT_EQ(::chmod(fresh.c_str(), 0600), 0);
-    fs::rename(fresh, directory_ / name);
-    return (directory_ / name).string();
+    fs::rename(fresh, folder_.path() / name);
+    return (folder_.path() / name).string();
   }
   static FaultSetup setup(const std::string& prefill, const std::string& decode) {
     FaultSetup made;
@@ -46,7 +41,7 @@ class SecurityTest : public testing::Test {
     return made;
   }
 
-  fs::path directory_;
+  TemporaryFolder folder_{"security"};
 };
 
 wire::Hello hello_for(FaultCluster& cluster) {

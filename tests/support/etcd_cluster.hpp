@@ -22,6 +22,7 @@
 #include "base/unique_fd.hpp"
 #include "registry/http.hpp"
 #include "support/raw_peer.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace kvshard::testing {
 
@@ -92,9 +93,6 @@ class EtcdProcess {
 class EtcdCluster {
  public:
   explicit EtcdCluster(std::size_t members = 1) {
-    std::string folder = (std::filesystem::temp_directory_path() / "kvshard-etcd-XXXXXX").string();
-    if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    folder_ = folder;
     for (int attempt = 0; attempt < 5; ++attempt) {
       members_.clear();
       for (std::size_t i = 0; i < members; ++i) members_.push_back({free_port(), free_port(), {}});
@@ -106,14 +104,7 @@ class EtcdCluster {
       for (std::size_t i = 0; i < members; ++i) kill(i);
       wipe();
     }
-    const std::string log = read_log();
-    std::filesystem::remove_all(folder_);
-    throw std::runtime_error("etcd does not start: " + log);
-  }
-  ~EtcdCluster() {
-    members_.clear();
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
+    throw std::runtime_error("etcd does not start: " + read_log());
   }
   EtcdCluster(const EtcdCluster&) = delete;
   EtcdCluster& operator=(const EtcdCluster&) = delete;
@@ -166,33 +157,34 @@ class EtcdCluster {
     // Alone it need not wait for others to be elected, and so can grant leases of one second, the
     // shortest being 1.5 election timeouts.
     const bool alone = members_.size() == 1;
-    member.process.emplace(std::vector<std::string>{"etcd",
-                                                    "--name",
-                                                    fmt::format("m{}", index),
-                                                    "--data-dir",
-                                                    (folder_ / fmt::format("m{}", index)).string(),
-                                                    "--listen-client-urls",
-                                                    url(member.client_port),
-                                                    "--advertise-client-urls",
-                                                    url(member.client_port),
-                                                    "--listen-peer-urls",
-                                                    url(member.peer_port),
-                                                    "--initial-advertise-peer-urls",
-                                                    url(member.peer_port),
-                                                    "--initial-cluster",
-                                                    all,
-                                                    "--initial-cluster-state",
-                                                    std::string{state},
-                                                    "--heartbeat-interval",
-                                                    alone ? "10" : "100",
-                                                    "--election-timeout",
-                                                    alone ? "100" : "1000",
-                                                    "--unsafe-no-fsync",
-                                                    "--log-level",
-                                                    "error",
-                                                    "--log-outputs",
-                                                    "stderr"},
-                           folder_ / "log");
+    member.process.emplace(
+        std::vector<std::string>{"etcd",
+                                 "--name",
+                                 fmt::format("m{}", index),
+                                 "--data-dir",
+                                 (folder_.path() / fmt::format("m{}", index)).string(),
+                                 "--listen-client-urls",
+                                 url(member.client_port),
+                                 "--advertise-client-urls",
+                                 url(member.client_port),
+                                 "--listen-peer-urls",
+                                 url(member.peer_port),
+                                 "--initial-advertise-peer-urls",
+                                 url(member.peer_port),
+                                 "--initial-cluster",
+                                 all,
+                                 "--initial-cluster-state",
+                                 std::string{state},
+                                 "--heartbeat-interval",
+                                 alone ? "10" : "100",
+                                 "--election-timeout",
+                                 alone ? "100" : "1000",
+                                 "--unsafe-no-fsync",
+                                 "--log-level",
+                                 "error",
+                                 "--log-outputs",
+                                 "stderr"},
+        folder_.path() / "log");
   }
 
   bool becomes_ready(std::size_t index) {
@@ -209,15 +201,15 @@ class EtcdCluster {
 
   void wipe() {
     for (std::size_t i = 0; i < members_.size(); ++i)
-      std::filesystem::remove_all(folder_ / fmt::format("m{}", i));
+      std::filesystem::remove_all(folder_.path() / fmt::format("m{}", i));
   }
   [[nodiscard]] std::string read_log() const {
     std::ostringstream text;
-    text << std::ifstream{folder_ / "log"}.rdbuf();
+    text << std::ifstream{folder_.path() / "log"}.rdbuf();
     return text.str();
   }
 
-  std::filesystem::path folder_;
+  test::TemporaryFolder folder_{"etcd"};  // goes last, after who writes to it
   std::vector<Member> members_;
 };
 

@@ -20,8 +20,9 @@ namespace kvshard {
 /// Copies with kernels on streams of its own.
 ///
 /// A job that finds the engine idle is launched at once. Others wait for progress(), which launches those that
-/// are alike together, and sees by events what has ended. Who is about to sleep has a second stream, which waits for the oldest of those
-/// events, ring wake_fd(): no callback ever stands between two copies, and who polls pays for none.
+/// are alike together, and sees by events what has ended. Who is about to sleep has arm() let another stream wait
+/// for the oldest of those events, and ring wake_fd(): no callback ever stands between two copies, and who polls
+/// pays for none.
 ///
 /// Owns:    its streams, and the pinned and device memory through which kernels learn of pages: made at the
 ///          start, larger only after a job with more pages than any before.
